@@ -2,6 +2,7 @@
 pass.
 """
 
+import base64
 import dataclasses
 import io
 import random
@@ -9,9 +10,11 @@ import re
 import socket
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
@@ -148,3 +151,18 @@ def free_port():
             continue
         return port
     raise AssertionError("none of 100 ports is free")
+
+
+def pictures(payload, name):
+    """The pictures of one image sheet, (R, N, C, H, W) uint8; the inverse of `figures.sheets.sheet`."""
+    return pictures_of(payload["files"][name], payload["size"])
+
+
+def pictures_of(uri, size):
+    """The same of a sheet by its address."""
+    channels, height, width = size
+    data = base64.b64decode(uri.split(",", 1)[1])
+    grey = torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("L")))
+    rows = grey.shape[0] // (channels * height)
+    columns = grey.shape[1] // width
+    return grey.reshape(channels, rows, height, columns, width).permute(1, 3, 0, 2, 4).contiguous()

@@ -12,19 +12,22 @@ import torch
 from browser import needs_chromium, written
 from PIL import Image
 
-from atsbook.networks import dataset
+from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
 from atsbook.store import Store
 from atsbook.widgets import browser as live
 from atsbook.widgets import data, html
+from atsbook.widgets.browser_graph.graph import rounded
 from atsbook.widgets.figures import Figure
 from atslib.attacks import ATTACKS
+from atslib.attacks.line_up import line_up
 from atslib.attacks.through_policy import forms
 from atslib.attacks.undo_policy import Undone
+from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images
 from atslib.clients.training import TrainConfig
-from atslib.measures.identification import similarity
+from atslib.measures.found import Matcher, match_each
 from atslib.policies.differentiable import twins
 from atslib.policies.operations import OPS
 from atslib.policies.policy import Policy
@@ -32,6 +35,8 @@ from atslib.rng import rng
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
 STATUS, START, STOP = ".ats-attack .ats-status", ".ats-run .ats-play", ".ats-stop"
+VERDICT, OTHER, NEXT = ".ats-verdict", ".ats-other", ".ats-next"
+USED, FOUND = ".ats-trio .ats-used canvas", ".ats-trio .ats-found canvas"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +54,7 @@ def figures(exported, smoke_store):
         study = Study("smoke", store=smoke_store)
         network = study.network("relunet", train=TrainConfig(epochs=1, batch=32), fraction=0.04)
         network.unit.make(Store(smoke_store), torch.device("cpu"))
-        policies = {"": "No policy", **live.TRIAL}
+        policies = {**live.TRIAL, "19-1-18": "A random policy"}
         small = live.trial(settings(profile="smoke"))
         whole = Figure(
             "attack",
@@ -59,7 +64,7 @@ def figures(exported, smoke_store):
         )
     whole.payload["networks"][1]["graph"] = exported | {"mean": [0.9] * 3, "std": [0.01] * 3}
     for figure in (whole, small):
-        figure.payload["presets"] = [dict(preset, steps=50) for preset in figure.payload["presets"]]
+        figure.payload["presets"] = [dict(preset, steps=50) for preset in live.PRESETS]
     return whole, small
 
 
@@ -85,41 +90,49 @@ def page(browser, address):
     assert browser.faults() == []
 
 
-def ended(page, status=STATUS):
-    page.until(
-        f"/^(Finished|Stopped)/.test(document.querySelector('{status}').textContent)", seconds=60
-    )
-    return page.text(status)
+def ended(page, words=r"\d+ steps in|Stopped"):
+    page.until(f"/^({words})/.test(document.querySelector('{STATUS}').textContent)", seconds=60)
+    return page.text(STATUS)
 
 
-def test_both_attacks_run_to_the_end_and_say_what_they_found(page):
-    assert "untrained LeNet" in page.text(".ats-what")
+PICKED = r"✓ the server picked your photo, 1st of \d+|✗ the server picked another [a-z]+, yours is \d+(st|nd|rd|th) of \d+"
+
+
+def test_an_attack_runs_to_the_end_and_says_whom_both_servers_picked(page):
+    assert page.text(VERDICT) == "Which photo was it? Press Attack."
     page.tap(**page.centre(".ats-attack .ats-thumbs button:nth-of-type(3)"))
-    assert page.js(
-        "document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel"
-    ).startswith("Image 3: ")
+    chosen = "document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel"
+    assert page.js(chosen).startswith("Image 3: ")
     page.tap(**page.centre(START))
-    assert re.fullmatch(
-        r"Finished: 50 steps in [\d.]+ seconds on this device\. .* dB, with it .* dB\.", ended(page)
+    assert re.fullmatch(r"50 steps in [\d.]+ seconds on this device\.", ended(page))
+    assert re.fullmatch(PICKED, page.text(VERDICT))
+    page.until(f"!document.querySelector('{OTHER}').textContent.includes('looking')", seconds=60)
+    said = r"A server .* rebuilds nothing: ✓ picked your photo \([\d,]+ of [\d,]+ pictures tried\)"
+    assert re.fullmatch(said, page.text(OTHER))
+    assert page.text(".ats-controls .ats-results small").startswith("step 50 of 50, ")
+    assert page.picture(FOUND).float().std() > 10
+    cells = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-cells button')]"
+    shares = page.js(
+        f"{cells}.map((c) => +c.querySelector('.ats-bar').style.getPropertyValue('--ats-share'))"
     )
-    for slot in "ab":
-        said = page.text(f".ats-slot-{slot} .ats-readout")
-        assert re.fullmatch(
-            r"-?[\d.]+ dBgain [+−][\d.]+ dB over the policy's mean image, step 50 of 50", said
+    assert max(shares) == 1
+    assert min(shares) < 1
+    assert (
+        page.js(
+            f"{cells}.filter((c) => c.querySelector('.ats-whose').textContent === 'yours').length"
         )
-        assert "the server would guess: " in page.text(
-            f".ats-slot-{slot} .ats-operations:last-child"
-        )
-        assert page.picture(f".ats-slot-{slot} .ats-found canvas").float().std() > 10
-    assert page.js("document.querySelectorAll('.ats-attack .ats-line').length") == 2
+        == 1
+    )
+    first = page.js(f"{cells}[{shares.index(1)}].querySelector('.ats-rank').textContent")
+    assert first == "1st"
 
 
 def test_stop_is_heard_within_the_click_and_the_next_attack_runs(page):
     page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 2000")
     page.click(START)
+    step = ".ats-controls .ats-results small"
     page.until(
-        "/step \\d+ of 2000/.test(document.querySelector('.ats-slot-a .ats-readout').textContent)",
-        seconds=60,
+        f"/^step \\d+ of 2000/.test(document.querySelector('{step}').textContent)", seconds=60
     )
     # read in the same task of the browser as the click: nothing is waited for
     disabled = page.js(
@@ -127,57 +140,161 @@ def test_stop_is_heard_within_the_click_and_the_next_attack_runs(page):
         "return document.querySelector('.ats-run .ats-play').disabled; })()"
     )
     assert disabled is False
-    still = page.text(".ats-slot-a .ats-readout")
+    still = page.text(step)
     page.js("new Promise((done) => setTimeout(() => done(1), 300))")
-    assert page.text(".ats-slot-a .ats-readout") == still
-    page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 50")
-    page.choose(".ats-attack .ats-own select", "1")
-    assert re.search(
-        r"ReLU, trained for \d+ epochs? on [\d,]+ images .* with [\d.]+ % of",
-        page.text(".ats-what"),
-    )
+    assert page.text(step) == still
+    page.js("document.querySelector('.ats-more').open = true")
+    page.choose(".ats-more select", "1")
+    trained = r"ReLU, trained for \d+ epochs? on [\d,]+ images .* with [\d.]+ % of"
+    assert re.search(trained, page.text(".ats-what"))
     assert page.js("document.querySelector('.ats-what').ariaLive") == "polite"
+    page.js("document.querySelector('.ats-attack input[type=range][min=\\'50\\']').value = 50")
     page.click(START)
-    assert ended(page).startswith("Finished: 50 steps")
-    assert (
-        page.picture(".ats-slot-a .ats-found canvas").float().mean() > 200
-    )  # of that network's normalization
+    assert ended(page).startswith("50 steps")
+    assert page.picture(FOUND).float().mean() > 200  # of that network's normalization
 
 
-def test_who_knows_the_policy_undoes_it(page):
-    selects = "[...document.querySelector('.ats-attack').querySelectorAll('.ats-own select')]"
-    named = ["Untrained: the first round", "Hybrid of both: 3-1-7+43-18-18", *["by its member"] * 3]
-    assert page.js(f"{selects}.map((s) => s.selectedOptions[0].text)") == named
-    assert (
-        page.text(".ats-own > .ats-note")
-        == "For each image one of its members is drawn: 3-1-7 or 43-18-18."
+ROWS = "[...document.querySelectorAll('.ats-controls .ats-row')]"
+WORDS = ".ats-controls .ats-operations"
+
+
+def test_a_policy_is_named_or_composed_by_sliders_and_its_draw_is_seen_at_once(page):
+    kinds = f"{ROWS}.map((row) => row.querySelector('select').value)"
+    drawn = page.js(kinds)
+    assert drawn in (
+        ["translateX", "contrast", "translateY"],
+        ["translateY", "contrast", "contrast"],
     )
-    page.choose(".ats-own label:nth-of-type(3) select", "45")
-    assert page.js(f"{selects}.map((s) => s.value)") == ["0", "", "45", "", ""]
-    page.click(".ats-attack .ats-attacks label:nth-child(2) input")
+    before = page.text(WORDS)
+    used = page.picture(USED)
+    page.click(".ats-controls .ats-draw button")
+    assert page.text(WORDS) != before
+    assert not torch.equal(page.picture(USED), used)
+    page.choose(".ats-controls .ats-policy > select", "")
+    assert page.text(WORDS) == "This time: no operation"
+    assert page.js("document.querySelector('.ats-controls .ats-draw button').disabled")
+    original = page.picture(".ats-photo canvas")
+    assert torch.equal(page.picture(USED), original)
+    page.choose(".ats-controls .ats-row select", "brightness")
+    assert (
+        page.js(
+            "document.querySelector('.ats-controls .ats-policy > select').selectedOptions[0].text"
+        )
+        == "Your own"
+    )
+    levels = {}
+    for place in range(4):
+        slider = "document.querySelector('.ats-controls .ats-row input')"
+        page.js(f"(s => {{ s.value = {place}; s.dispatchEvent(new Event('input')) }})({slider})")
+        levels[page.text(".ats-controls .ats-row output")] = page.text(WORDS)
+        sign = 1 if "+" in page.text(WORDS) else -1
+        level = int(page.text(".ats-controls .ats-row output"))
+        op = next(
+            i for i, each in enumerate(OPS) if (each.name, each.level) == ("brightness", level)
+        )
+        assert torch.equal(
+            page.picture(USED), Policy((op,)).apply_signs(original[None], torch.tensor([[sign]]))[0]
+        )
+    assert list(levels) == ["3", "5", "6", "9"]
+
+
+def test_a_kept_draw_stays_when_the_photo_changes_and_when_it_is_attacked_again(page):
+    page.click(".ats-controls .ats-draw input")
+    words = page.text(WORDS)
+    for image in (2, 3, 4):
+        page.click(f".ats-attack .ats-thumbs button:nth-of-type({image})")
+        assert page.text(WORDS) == words
+    for _ in range(2):
+        page.click(START)
+        ended(page)
+        assert page.text(WORDS) == words
+
+
+def test_another_round_draws_anew_and_puts_both_together(page):
+    assert page.js(f"document.querySelector('{NEXT}').disabled")
     page.click(START)
-    assert ended(page).startswith("Finished: 50 steps")
-    said = page.text(".ats-slot-b .ats-operations:last-child")
-    start = r"The server takes the policy to have drawn solarize .*, which is right\. Undone, its picture has [\d.]+ dB of "
-    assert re.match(start + r"the original\. Of the 4 pictures the server would guess: ", said)
-    assert page.picture(".ats-slot-b .ats-pictures figure:nth-child(3) canvas").float().std() > 5
-    unused = ".ats-slot-a .ats-pictures figure:nth-child(3)"
-    assert page.style(unused, "display") == ["none", "none"]  # nor in the small form
+    ended(page)
+    first, words = page.picture(".ats-controls .ats-undone canvas"), page.text(WORDS)
+    assert page.text(".ats-controls .ats-undone figcaption") == "Policy undone, gaps guessed"
+    page.click(NEXT)
+    assert ended(page).startswith("50 steps")
+    assert page.text(WORDS) != words
+    assert page.text(".ats-controls .ats-undone figcaption") == "2 rounds put together"
+    assert not torch.equal(page.picture(".ats-controls .ats-undone canvas"), first)
+    assert re.fullmatch(PICKED, page.text(VERDICT))
+    page.choose(".ats-controls .ats-policy > select", "")
+    assert (
+        page.text(VERDICT) == "Which photo was it? Press Attack."
+    )  # of that policy nothing is known
+    page.click(START)
+    ended(page)
+    assert page.js(f"document.querySelector('{NEXT}').disabled")  # it draws nothing
+
+
+def test_the_reader_picks_before_the_server_is_heard(page):
+    page.click(".ats-guess")
+    page.until(
+        f"document.querySelector('{VERDICT}').textContent === 'Which photo is it? Pick it below.'"
+    )
+    assert page.picture(".ats-photo canvas").float().std() == 0  # nothing is given away
+    assert page.picture(USED).float().std() == 0
+    assert ended(page, "The server has").endswith("Which photo is it? Pick one below.")
+    assert page.text(OTHER) == ""
+    assert page.text(WORDS) == ""
+    bars = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-bar.ats-a')]"
+    shares = f"{bars}.map((b) => b.style.getPropertyValue('--ats-share'))"
+    assert set(page.js(shares)) == {"0.000"}
+    page.click(".ats-attack .ats-cells button:nth-of-type(2)")
+    said = r"You: [✓✗] (right|wrong), of \d+\. The server: [✓✗] (right|wrong), of \d+\. "
+    said += r"Together: you [01] of 1, the server [01] of 1\."
+    assert re.fullmatch(said, page.text(STATUS))
+    assert page.picture(".ats-photo canvas").float().std() > 0
+    whose = "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-whose')].map((w) => w.textContent)"
+    right = "✓ right, of" in page.text(STATUS).split(" The server")[0]
+    marked = [each for each in page.js(whose) if each]
+    assert sorted(marked) == (["the photo, you"] if right else ["the photo", "you"])
+    assert page.js(
+        "[...document.querySelectorAll('section.ats-attack:not(.ats-trial) .ats-cells button')].every((c) => c.disabled)"
+    )
+
+
+def test_a_second_policy_is_attacked_beside_the_first(page):
+    assert page.style(".ats-second", "display") == ["none"]
+    page.click(".ats-compare input")
+    page.choose(".ats-second .ats-policy > select", "3-1-7")
+    page.choose(".ats-controls .ats-policy > select", "19-1-18")
+    page.click(START)
+    assert re.match(
+        r"A: [✓✗] the server .* B: [✓✗] the server ",
+        ended(page, "A: "),
+    )
+    for slot in "ab":
+        said = page.text(f".ats-lane-{slot} .ats-verdict")
+        assert said.startswith(f"{slot.upper()}: ")
+        assert re.fullmatch(PICKED, said[3:])
+    form = "section.ats-attack:not(.ats-trial)"
+    bars = f"[...document.querySelectorAll('{form} .ats-bar')].filter((b) => b.checkVisibility()).length"
+    cells = f"document.querySelectorAll('{form} .ats-cells button').length"
+    assert page.js(bars) == 2 * page.js(cells)
+    assert page.picture(".ats-second .ats-found canvas").float().std() > 10
 
 
 def test_the_small_form_attacks_with_one_of_three_policies(page):
-    form = ".ats-trial .ats-own"
-    assert page.js(f"document.querySelectorAll('{form} select:first-of-type option').length") >= 3
-    seen = f"[...document.querySelectorAll('{form} :is(select, input, button)')].filter((e) => e.checkVisibility())"
-    assert page.js(f"{seen}.map((e) => e.tagName)") == ["SELECT", "BUTTON", "BUTTON"]
-    assert page.js(f"{seen}[0].options.length") == 3
-    page.choose(f"{form} select", "19-1-18")
+    seen = (
+        "[...document.querySelectorAll('.ats-trial :is(select, input, button):not(.ats-cells *)')]"
+    )
+    seen = f"{seen}.filter((e) => e.checkVisibility())"
+    assert page.js(f"{seen}.map((e) => e.tagName)") == ["BUTTON", "BUTTON", "SELECT"]
+    assert page.js(f"{seen}[2].options.length") == 3
+    page.choose(".ats-trial select", "3-1-7")
     at = page.centre(".ats-trial .ats-play")
     page.tap(**at)
-    assert ended(page, ".ats-trial .ats-status").startswith("Finished: 50 steps")
-    for slot in "ab":
-        assert page.picture(f".ats-trial .ats-slot-{slot} .ats-found canvas").float().std() > 10
-    page.choose(f"{form} select", "3-1-7")
+    page.until(
+        "/^50 steps/.test(document.querySelector('.ats-trial .ats-status').textContent)", seconds=60
+    )
+    assert page.picture(".ats-trial .ats-found canvas").float().std() > 10
+    assert re.fullmatch(PICKED, page.text(".ats-trial .ats-verdict"))
+    page.choose(".ats-trial select", "")
     assert page.text(".ats-trial .ats-status") == ""  # nothing has been attacked with this policy
 
 
@@ -186,15 +303,18 @@ def test_keys_lead_through_the_form_in_order_and_start_and_stop(page):
     page.js("document.querySelector('.ats-attack .ats-thumbs [tabindex=\"0\"]').focus()")
     page.key("ArrowRight")
     assert page.js("document.activeElement.getAttribute('aria-label')").startswith("Image 2: ")
+    page.js("document.querySelector('.ats-attack .ats-play').focus()")
     order = []
-    for _ in range(10):
+    for _ in range(6):
         page.key("Tab")
-        order.append(page.js("document.activeElement.type || document.activeElement.tagName"))
-    assert order == ["radio", *["select-one"] * 5, "range", "range", "file", "button"]
+        order.append(page.js("document.activeElement.className || document.activeElement.type"))
+    assert order == ["ats-guess", "button", "file", "select-one", "button", "checkbox"]
+    page.js("document.querySelector('.ats-attack .ats-play').focus()")
     page.js(EVERY)
     page.key(" ")
     page.until("document.activeElement.className === 'ats-stop'")
-    assert page.js("window.every") == [700, 700]  # ms between frames
+    page.until("window.every.length === 1")
+    assert page.js("window.every") == [700]  # ms between frames
     page.key(" ")
     assert ended(page).startswith("Stopped after step ")
     assert page.js("document.activeElement.className") == "ats-play"
@@ -241,7 +361,7 @@ GIVE = """(([name, text]) => {
   const all = new DataTransfer();
   all.items.add(new File([Uint8Array.from(atob(text), (c) => c.charCodeAt(0))], name, {type}));
   const event = new DragEvent("drop", {dataTransfer: all, bubbles: true, cancelable: true});
-  document.querySelector(".ats-own").dispatchEvent(event);
+  document.querySelector(".ats-photo").dispatchEvent(event);
 })(%s)"""
 
 
@@ -250,32 +370,62 @@ def test_a_file_of_any_kind_is_taken_or_refused_in_a_sentence(page, name):
     content, said = GIVEN[name]
     page.js(GIVE % json.dumps([name, base64.b64encode(content).decode()]))
     page.until(f"document.querySelector('{STATUS}').textContent", seconds=30)
-    assert page.text(STATUS) == said
+    marked = page.js(
+        "document.querySelector('.ats-attack .ats-thumbs [aria-checked=true]').ariaLabel"
+    )
+    if "stays in this page" not in said:
+        assert page.text(STATUS) == said
+        assert marked.startswith("Image 1: ")
+        return
+    assert page.text(STATUS).startswith(f"{said} It is sent as a")
+    assert marked == "Image 5: your own image"
     if name == "clear.png":
-        assert page.picture(".ats-slot-a .ats-pictures figure:first-child canvas").min() == 255
+        assert page.picture(".ats-photo canvas").min() == 255
+        page.click(".ats-attack .ats-thumbs button:nth-of-type(2)")
+        assert page.picture(".ats-photo canvas").float().std() > 0
+        page.click(".ats-attack .ats-thumbs button:nth-of-type(5)")
+        assert page.picture(".ats-photo canvas").min() == 255
+
+
+def test_a_desk_shows_button_pictures_and_line_up_at_once(page):
+    page.size(1400, 900)
+    page.js("scrollTo(0, 0)")
+    for part in (START, ".ats-photo", ".ats-trio .ats-found", VERDICT, ".ats-cells"):
+        assert page.js(f"document.querySelector('{part}').getBoundingClientRect().bottom") <= 720, (
+            part
+        )
 
 
 def test_a_phone_shows_all_of_it_in_the_dark_and_everything_has_a_name(page):
     assert min(page.phone(390)) >= 38
+    row = "section.ats-attack:not(.ats-trial) > .ats-trio:not(.ats-second) canvas"
+    rows = page.js(
+        f"[...document.querySelectorAll('{row}')].map((c) => c.getBoundingClientRect().top)"
+    )
+    assert len(rows) == 3
+    assert len(set(rows)) == 1  # side by side
     page.media(prefers_color_scheme="dark")
     found = page.contrast(".ats-explorer *")
     assert len(found) > 20
     assert found[0][0] >= 4.5, found[0]
-    assert (
-        page.js(f"document.querySelector('{STATUS}').getAttribute('role')") == "status"
-    )  # results are said aloud
-    controls = {"radio", "combobox", "slider", "button"}
+    assert set(page.style(".ats-explorer canvas", "filter")) == {"none"}  # pictures are not dimmed
+    status = page.js(f"document.querySelector('{STATUS}').getAttribute('role')")
+    assert status == "status"  # results are said aloud
+    page.js("document.querySelector('.ats-more').open = true")
+    controls = {"radio", "combobox", "slider", "button", "checkbox"}
     named = page.named(*controls, "image", "img")
     assert {role for role, _ in named} >= controls
     assert [role for role, name in named if not name] == []
 
 
+# --- what the servers compute ---------------------------------------------------------------------------------
+
 SERVER = """
-const [[a, b, c], cases, own] = %s, size = [3, 32, 32], search = {...SEARCH, steps: 4};
+const [cases, own] = %s, size = [3, 32, 32], search = {...SEARCH, steps: 4};
 const bytes = own.map((each) => Uint8Array.from(each));
-const alike = [similarity(a, b, size), similarity(a, c, size)];
-window.found = [...alike, ...cases.map(({forms, picture, place, slope}) => {
+window.found = cases.map(({forms, picture, place, slope}) => {
   const x = Float64Array.from(picture), server = undoing(forms, bytes, size, 0.2, search);
+  const surer = undoing(forms, bytes, size, 0.2 / Math.SQRT2, search); // as two rounds that say the same
   let out = x;
   const backs = forms[place].map(([{name, magnitude}, sign]) => {
     const [next, back] = TWINS[name](out, size, magnitude, sign);
@@ -283,16 +433,18 @@ window.found = [...alike, ...cases.map(({forms, picture, place, slope}) => {
     return back;
   });
   const back = backs.reduceRight((now, each) => each(now), Float64Array.from(slope));
-  return [server.likeliest(x), [...server.undone(x, place)], [...out], [...back]];
-})];
+  const alike = matching(bytes, forms, size);
+  while (!alike.more());
+  const round = {picture: x, form: place}, once = server.undone([round]);
+  const twice = [server.undone([round, round]), surer.undone([round])].map((each) => [...each]);
+  return [server.likeliest(x), [...once], [...out], [...back], [...alike.scores(x)], ...twice];
+});
 """
 NAMES = {op.name: str(i) for i, op in enumerate(OPS)}  # the last of each kind
 
 
-def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
+def test_likeness_form_and_undone_picture_are_the_librarys(browser, tmp_path):
     draws, operations = rng(0), data.operations()
-    pictures = torch.rand(3, 3, 32, 32, generator=draws)
-    pictures[1] = pictures[0].roll(3, -1).flip(-1)
     own = dataset("shapes", "train").pixels[:15].clone()
     rows, columns = torch.meshgrid(torch.arange(32), torch.arange(32), indexing="ij")
     own[-1] = (own[-1] & 254) | (
@@ -312,7 +464,15 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
         x = x.detach()
         likely = possible.index(server.likeliest(x, own, policy)[0])
         undone = server.undo(x, [possible[-1]], own.double() / 255)
-        expected.append([likely, undone, out, back])
+        (alike,) = match_each(
+            x.float(),
+            own,
+            torch.arange(len(own))[None],
+            policy,
+            crop_flip=False,
+            matchers=[Matcher(scale="plain")],
+        )
+        expected.append([likely, undone, out, back, alike.double()])
         pairs = [[[operations[i], s] for i, s in zip(*form, strict=True)] for form in possible]
         given = {
             "picture": x.flatten().tolist(),
@@ -320,7 +480,7 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
             "place": len(possible) - 1,
         }
         cases.append({"forms": pairs} | given)
-    given = json.dumps([[p.flatten().tolist() for p in pictures], cases, own.flatten(1).tolist()])
+    given = json.dumps([cases, own.flatten(1).tolist()])
     text = (
         "const postMessage = 0;"
         + html.source("operations.js", "undo.js", "worker.js")
@@ -330,14 +490,64 @@ def test_guess_form_and_undone_picture_are_the_librarys(browser, tmp_path):
         written(tmp_path / "server.html", f"<script type='module'>{text}</script>"),
         ready="window.found",
     )
-    *alike, found = browser.js("[...window.found.slice(0, 2), window.found.slice(2)]")
-    assert alike == pytest.approx(similarity(pictures[:1], pictures[1:])[0].tolist(), abs=1e-4)
-    for (likely, *values), (form, *numbers), policy in zip(
+    found = browser.js("window.found")
+    for (likely, *values, twice, surer), (form, *numbers), policy in zip(
         found, expected, [*NAMES, "hybrid"], strict=True
     ):
         assert likely == form, policy
+        if policy == "hybrid":  # others have steps, on which the last digit decides
+            assert twice == pytest.approx(surer, abs=1e-6)
         for place, (value, number) in enumerate(zip(values, numbers, strict=True)):
             if (policy, place) == ("equalize", 0):
                 continue  # at means of few images its slopes hang on the last digit
             off = (torch.tensor(value, dtype=torch.float64) - number.flatten()).abs()
             assert off.max() <= 1e-4 * max(1, number.abs().max()), (policy, place)
+
+
+COMPARED = """
+let said = null;
+const postMessage = (message) => { said = message; };
+%s
+const {graph, features, target, label, candidates, forms} = %s;
+prepare({graph, features, compares: true});
+const known = candidates.map((each) => Uint8Array.from(each));
+const given = {id: 1, target: Float64Array.from(target), label, candidates: known, forms};
+const heard = (all) => new Promise((done) => {
+  said = null;
+  compare({...given, all});
+  const plain = () => ({...said, away: [...said.away].map((v) => (Number.isFinite(v) ? v : -1))});
+  const wait = () => (said ? done(plain()) : setTimeout(wait, 5));
+  wait();
+});
+window.found = [await heard(true), await heard(false)];
+"""
+
+
+@pytest.mark.parametrize("policy", ["", "3-1-7+43-18-18"])
+def test_the_server_that_compares_gradients_has_the_librarys_distances(
+    browser, tmp_path, exported, policy
+):
+    unit = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    model, operations = rounded(network(unit), "f16"), data.operations()
+    own, place = dataset("shapes", "train").pixels[:6], 4
+    possible = forms(policy)
+    ids, signs = possible[-1]
+    used = Policy(ids).apply_signs(
+        own[place][None], torch.tensor([signs], dtype=torch.int64).view(1, len(ids))
+    )
+    seen = observe(model, to_images(used), torch.tensor([2]))
+    known = line_up(seen, own, torch.arange(len(own))[None], policy, crop_flip=False, complete=True)
+    pairs = [[[operations[i], s] for i, s in zip(*form, strict=True)] for form in possible]
+    given = {
+        "graph": exported, "features": 768, "label": 2, "forms": pairs,
+        "target": (used / 255).flatten().tolist(), "candidates": own.flatten(1).tolist(),
+    }  # fmt: skip
+    script = html.source("runner.js", "operations.js", "undo.js", "worker.js")
+    text = COMPARED % (script, json.dumps(given))
+    file = written(tmp_path / "compared.html", f"<script type='module'>{text}</script>")
+    browser.open(file, ready="window.found")
+    every, first = browser.js("window.found")
+    assert every["away"] == pytest.approx(known.distances[0].tolist(), rel=1e-3, abs=1e-4)
+    assert (every["tried"], every["total"]) == (6 * len(possible),) * 2
+    assert first["away"].index(min(each for each in first["away"] if each >= 0)) == place
+    assert first["tried"] <= every["tried"]

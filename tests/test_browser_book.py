@@ -143,12 +143,14 @@ def test_the_parameters_that_papermill_put_in_are_not_seen(page):
 def test_the_explorer_fits_works_and_asks_no_other_host(page, built, width):
     browser = page(EXPLORER, width)
     assert browser.js("document.documentElement.scrollWidth") <= width
-    before = browser.picture(".ats-slot-a .ats-found canvas")
-    browser.click(".ats-thumbs button:nth-child(2)")
-    assert not torch.equal(browser.picture(".ats-slot-a .ats-found canvas"), before)
+    for part in (".ats-photo", ".ats-trio .ats-used"):
+        before = browser.picture(f"{part} canvas")
+        browser.click(".ats-thumbs button:nth-child(2)")
+        assert not torch.equal(browser.picture(f"{part} canvas"), before)
+        browser.click(".ats-thumbs button:nth-child(1)")
     # On file:// the theme's own fonts are refused, which is none of the explorer's doing.
     assert [fault for fault in browser.faults() if "font" not in str(fault).lower()] == []
-    assert (built / f"{EXPLORER}.html").stat().st_size < 3_000_000
+    assert (built / f"{EXPLORER}.html").stat().st_size < 2_400_000
 
 
 def test_the_explorer_is_few_tab_stops_behind_the_link_that_skips_the_contents(page):

@@ -8,10 +8,10 @@ import json
 import pytest
 import torch
 from browser import needs_chromium, written
+from checks import pictures
 
 from atsbook.networks import dataset
 from atsbook.widgets import data
-from atsbook.widgets.explorer import pictures
 from atsbook.widgets.html import source
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import assert_asks_for_nothing, refused
+from checks import assert_asks_for_nothing, pictures, refused
 from PIL import Image
 
 import atslib
@@ -29,7 +29,6 @@ from atsbook.networks import dataset
 from atsbook.runs.settings import settings
 from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.widgets import Figure, data, interactive
-from atsbook.widgets.explorer import pictures
 from atslib.measures.metrics import psnr
 from atslib.policies.operations import apply, magnitude
 from atslib.policies.policy import CANONICAL, OPS, Policy

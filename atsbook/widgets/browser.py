@@ -2,71 +2,94 @@
 script runs.
 """
 
-import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from atsbook.figures import plots
-from atsbook.figures.sheets import sheet
+from atsbook.figures.sheets import fitting, sheet
 from atsbook.networks import ModelUnit, dataset, network
 from atsbook.runs.settings import Settings
 from atsbook.runs.study import Request, Study
-from atsbook.runs.table1 import HYBRID, RANDOM, SEARCHED
+from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.widgets import data, html
 from atsbook.widgets.browser_graph.graph import attack_graph
-from atsbook.widgets.explorer import still
 from atsbook.widgets.figures import Figure
 from atslib.attacks import ATTACKS, GradientMatching
-from atslib.clients.prepare import mean_prepared, streams, to_images, transform
+from atslib.clients.prepare import streams, to_images, transform
+from atslib.measures.found import own_class
+from atslib.models import last_linear
+from atslib.policies.policy import CANONICAL
 from atslib.rng import rng
 
-# Training images in the page, the server's: what it knows of a policy that the reader composes
-OWN = 96
+OWN = 96  # training images in the page, the server's: what it knows of what a policy makes of photographs
 TRIED = 3  # the test image of the small form, of CIFAR-100 a mushroom
-TRIAL = {RANDOM: "Random", SEARCHED[0]: "Searched, first", HYBRID: "Hybrid of both"}
+TRIAL = {HYBRID: "The paper's policy", SEARCHED[0]: "Its first half alone", "": "No policy"}
+BUDGET = 620_000  # bytes of all candidates: the page stays below 2 MB
+TRIAL_BUDGET = 60_000
+STILL = 6  # photos of the picture on paper
 LINE = (
-    "This is the real attack, computed on your device: {what} Neither is it a measurement: the numbers of this book "
-    "are means over many images. Pictures are neither cropped nor flipped here."
+    "The attack is the real one, computed on your device: {what} It is no measurement: this book's numbers "
+    "are of many photos. Pictures are neither cropped nor flipped here."
 )
 UNTRAINED = (
-    "an untrained LeNet, which is what a server can do in the first round. At the end of their training "
+    "on an untrained LeNet, which is what a server can do in the first round. At the end of their training "
     "the large networks of this book give less away."
 )
 TRAINED = (
-    "a LeNet with ReLU, trained for {epochs} epochs on {images:,} images without a policy, which is what a server can "
+    "on a LeNet with ReLU, trained for {epochs} epochs on {images:,} images without a policy, which is what a server can "
     "do in a later round. It is not a good network, with {right:.1f} % of the test images right."
 )
 
 
-def preset(title: str, detail: str, attack: GradientMatching, *, knows: bool) -> dict:
-    """What the page needs of an attack, with a sentence of `detail`."""
+def preset(title: str, attack: GradientMatching) -> dict:
+    """What the page needs of an attack."""
     settings = {name: getattr(attack, name) for name in ("lr", "tv", "steps", "schedule")}
-    return {"title": title, "detail": detail, "knows": knows} | settings
+    return {"title": title} | settings
 
 
 PRESETS = [
+    preset("Annealed Adam", ATTACKS["annealed-lenet"]),
     preset(
-        "As published",
-        "Inverting Gradients, Adam and TV;\nknows nothing of the policy",
+        "As published, Inverting Gradients",
         dataclasses.replace(ATTACKS["adam-cosine-tv"], steps=1000),
-        knows=False,
-    ),
-    preset(
-        "Knows the policy",
-        "annealed Adam, less TV;\nthen undoes what was drawn",
-        ATTACKS["annealed-lenet"],
-        knows=True,
     ),
 ]
 
 
-def mean_of(pixels: Tensor, policy: str, seed: int) -> str:
-    """The library's floor, the mean of training images after the policy, as bytes in base64."""
-    mean = mean_prepared(pixels, policy, rng=rng(seed, "floor", policy), crop_flip=False)
-    return base64.b64encode((255 * mean).round().to(torch.uint8).numpy().tobytes()).decode()
+def line_ups(name: str, images: Sequence[int], budget: int) -> dict:
+    """Candidates of each of the test images: 100 of its own class, as the book's pages have them.
+
+    Args:
+        name: of the data set.
+        images: rows of its test images.
+        budget: bytes of the candidates' pictures, which are compressed to fit; the images
+            themselves are not.
+    Returns:
+        `classes`, each with its name, label, count and sheet, and `of`, for each image its class
+        and its place among the candidates.
+    """
+    test = dataset(name, "test")
+    rows = list(images)
+    candidates, places = own_class(test.labels, rows)
+    labels = test.labels[rows].tolist()
+    first = {label: i for i, label in reversed(list(enumerate(labels)))}
+    kinds = sorted(first, key=first.get)
+    pictures = {str(k): to_images(test.pixels[candidates[first[k]]])[None] for k in kinds}
+    sheets = fitting(pictures, budget)
+    classes = [
+        {
+            "name": test.class_names[k].replace("_", " "),
+            "label": k,
+            "count": candidates.shape[1],
+            "sheet": html.data_uri(sheets[str(k)], "image/webp"),
+        }
+        for k in kinds
+    ]
+    of = [[kinds.index(label), place] for label, place in zip(labels, places.tolist(), strict=True)]
+    return {"classes": classes, "of": of}
 
 
 def payload(study: Study, trained: Request, *, policies: Mapping[str, str], images: int) -> dict:
@@ -77,39 +100,36 @@ def payload(study: Study, trained: Request, *, policies: Mapping[str, str], imag
     16 bits.
 
     Args:
-        policies: what to call each that the reader can choose; the last is chosen at first.
+        policies: what to call each that the reader can choose; the first is chosen at first.
         images: the first of the test set, among which the reader chooses.
     """
     train = dataset(study.dataset, "train")
     taken = torch.randperm(len(train.pixels), generator=rng(study.seed, "own"))[:OWN]
     known = to_images(train.pixels[taken])[None]
-    named = {policy: title for policy, title in policies.items() if policy}
-    made = _common(study, range(images), named)
+    made = _common(study, range(images), policies, BUDGET)
     return made | {
         "networks": [*made["networks"], _trained(study, trained)],
-        "start": list(policies)[-1],
         "presets": PRESETS,
         "own": html.data_uri(sheet(known, 50), "image/webp"),
     }
 
 
-def _common(settings: Study | Settings, images: Sequence[int], policies: dict[str, str]) -> dict:
+def _common(
+    settings: Study | Settings, images: Sequence[int], policies: Mapping[str, str], budget: int
+) -> dict:
     """What the attack and its small form have in common."""
-    test = dataset(settings.dataset, "test")
-    train = dataset(settings.dataset, "train")
     model = network(
         ModelUnit(
             dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed
         )
     )
-    return data.pictures(settings.dataset, images) | {
+    pictures = data.pictures(settings.dataset, images) | line_ups(settings.dataset, images, budget)
+    return pictures | {
         "where": f"{settings.dataset}, LeNet",
-        "labels": test.labels[list(images)].tolist(),
         "operations": data.operations(),
-        "policies": policies,
-        "means": {
-            policy: mean_of(train.pixels, policy, settings.seed) for policy in ("", *policies)
-        },
+        "canonical": list(CANONICAL),
+        "policies": dict(policies),
+        "start": next(iter(policies)),
         "networks": [_choice("Untrained: the first round", UNTRAINED, model, settings.dataset)],
         "worker": html.source("runner.js", "operations.js", "undo.js", "worker.js"),
     }
@@ -124,7 +144,8 @@ def _choice(title: str, what: str, model: nn.Module, name: str) -> dict:
     """
     test = dataset(name, "test")
     graph = attack_graph(model, tuple(test.pixels.shape[1:]), test.num_classes, weights="f16")
-    return {"title": title, "line": LINE.format(what=what), "graph": graph}
+    features = last_linear(model).in_features
+    return {"title": title, "line": LINE.format(what=what), "graph": graph, "features": features}
 
 
 def _trained(study: Study, request: Request) -> dict:
@@ -137,30 +158,33 @@ def _trained(study: Study, request: Request) -> dict:
     return _choice("Trained: a later round", what, model, unit.dataset)
 
 
-def attack(study: Study, shown: dict, trained: Request, policies: Mapping[str, str]) -> Figure:
-    """The attack on the explorer's test images; where no script runs, the explorer's own first
-    round.
+def attack(
+    study: Study, ahead: Mapping[str, Request], trained: Request, policies: Mapping[str, str]
+) -> Figure:
+    """The attack on the first test images, as many as were attacked ahead.
 
     Args:
-        shown: the explorer's payload.
+        ahead: attacks of the first round by policy, whose pictures stand for it on paper and where
+            no script runs.
         trained: a network small enough for a browser to attack, beside an untrained one.
         policies: as of `payload`.
     """
-    alt = "Test images, what the client used and what the attacker found in the first round, without and with a policy"
-    return Figure(
-        "attack",
-        payload(study, trained, policies=policies, images=len(shown["images"])),
-        still(shown),
-        alt,
-    )
+    rows = {}
+    for policy, run in ahead.items():
+        kept = run.value
+        rows.setdefault("photo", kept["original"][:STILL])
+        rows[f"{policies[policy]}: used"] = kept["target"][:STILL]
+        rows[f"{policies[policy]}: rebuilt"] = kept["reconstruction"][:STILL]
+    images = len(next(iter(ahead.values())).value["original"])
+    made = payload(study, trained, policies=policies, images=images)
+    alt = "Photos, what the client used and what the server rebuilt in the first round, without and with a policy"
+    return Figure("attack", made, html.png(plots.sheet(rows), dpi=150), alt)
 
 
 def trial(settings: Settings) -> Figure:
-    """The small form: one test image, three policies, the published attack; without scripts what
-    they make of it.
-    """
+    """The small form: one test image and three policies; without scripts what they make of it."""
     pixels = dataset(settings.dataset, "test").pixels[TRIED : TRIED + 1]
-    made = _common(settings, [TRIED], TRIAL) | {"start": HYBRID, "presets": PRESETS[:1]}
+    made = _common(settings, [TRIED], TRIAL, TRIAL_BUDGET) | {"presets": PRESETS[:1]}
     draws = {policy: streams(settings.seed, "trial", policy) for policy in TRIAL}
     rows = {
         policy: transform(pixels, policy, rng=pair, crop_flip=False)

@@ -62,3 +62,15 @@ def interactive(kind: str, payload: dict, drawing: Drawing, *, alt: str) -> Figu
         AtsError: an unknown kind.
     """
     return Figure(kind, payload, html.png(drawing), alt)
+
+
+def person_is_there() -> bool:
+    """Whether this code runs in a notebook that can ask its reader something: not papermill, not a
+    test.
+    """
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    # What the front end said with its last request; machines that execute notebooks say no.
+    return bool(getattr(getattr(get_ipython(), "kernel", None), "_allow_stdin", False))

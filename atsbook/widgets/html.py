@@ -14,9 +14,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 HERE = Path(__file__).parent
-# `mount` for pages, `render` for anywidget
-EXPLORER = ("common.js", "explorer.js")
-EXPLORER_STYLES = ("explorer.css",)
 
 
 def source(*files: str) -> str:

@@ -195,7 +195,7 @@ function variation(x, [channels, height, width], back = null) {
 
 /**
  * What knows a policy by its forms and pictures of its own, bytes: `likeliest(picture)` is the place of a form,
- * `undone(picture, place)` the picture before it.
+ * `undone(rounds)` the picture before it, of one or more rounds { picture, form }, `form` being such a place.
  */
 function undoing(forms, own, size, noise = 0.2, search = SEARCH) {
   const cells = cellsOf(size), scaled = (bytes) => Float64Array.from(bytes, (value) => value / 255), plain = own.map(scaled);
@@ -206,13 +206,16 @@ function undoing(forms, own, size, noise = 0.2, search = SEARCH) {
       const seen = blurred(picture, cells), found = likely.map((each) => each.density(seen));
       return found.indexOf(Math.max(...found));
     },
-    undone(picture, place) {
-      const x = picture.map((_, i) => plain.reduce((sum, each) => sum + each[i], 0) / plain.length);
+    undone(rounds) {
+      const x = rounds[0].picture.map((_, i) => plain.reduce((sum, each) => sum + each[i], 0) / plain.length);
       const move = adam(x, x.map(() => 0), x.map(() => 1), search), weight = (SMOOTH * x.length) / smooth;
       for (let step = 0; step < search.steps; step++) {
-        let now = x;
-        const backs = forms[place].map(([{ name, magnitude }, sign]) => { const [next, back] = TWINS[name](now, size, magnitude, sign); now = next; return back; });
-        const rough = new Float64Array(x.length), off = backs.reduceRight((slope, back) => back(slope), now.map((value, i) => (value - picture[i]) / noise ** 2));
+        const rough = new Float64Array(x.length), off = new Float64Array(x.length);
+        for (const { picture, form } of rounds) {
+          let now = x;
+          const backs = forms[form].map(([{ name, magnitude }, sign]) => { const [next, back] = TWINS[name](now, size, magnitude, sign); now = next; return back; });
+          backs.reduceRight((slope, back) => back(slope), now.map((value, i) => (value - picture[i]) / noise ** 2)).forEach((slope, i) => { off[i] += slope; });
+        }
         variation(x, size, rough);
         const pull = prior.slope(blurred(x, cells)), slope = off.map((value, i) => value + weight * rough[i]);
         cells.forEach((cell, c) => { for (const i of cell) slope[i] += pull[c] / cell.length; });
