@@ -20,13 +20,24 @@ from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
 from atsbook.experiment import AttackUnit
 from atsbook.runs.scoring import SearchUnit, unseen
-from atsbook.runs.settings import model_unit
+from atsbook.runs.settings import model_unit, settings
 from atslib.__main__ import main as library
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig
 from atslib.data.load import available
 from atslib.errors import AtsError
 from atslib.scores.search import SearchConfig
+
+# Two images and two steps, of networks that see a five-hundredth of the embedded images.
+TINY = settings(
+    model="lenet",
+    images=2,
+    steps=2,
+    fraction=0.002,
+    semi_fraction=0.002,
+    candidates=2,
+    device="cpu",
+)
 
 
 class Killed(BaseException):

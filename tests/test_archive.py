@@ -11,6 +11,7 @@ import shutil
 import pandas as pd
 import pytest
 import torch
+from checks import TINY as TWO_IMAGES
 from checks import attack_unit, refused, search_unit
 from made_pages import asked_by
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.evidence import WithEvidence
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import model_unit, settings
+from atsbook.runs.settings import model_unit
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atslib.clients.observe import observe
@@ -29,15 +30,7 @@ from atslib.errors import AtsError, NotKept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-TINY = settings(
-    model="lenet",
-    images=18,
-    steps=2,
-    fraction=0.002,
-    semi_fraction=0.002,
-    candidates=2,
-    device="cpu",
-)
+TINY = dataclasses.replace(TWO_IMAGES, images=18)
 ATTACK = attack_unit(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
 SCORES = ScoreUnit(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
 

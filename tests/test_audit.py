@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from checks import TINY as TWO_IMAGES
 from checks import attack_unit, needs, refused, search_unit
 from made_pages import asked_by
 
@@ -31,7 +32,7 @@ from atsbook.runs.audit import (
     write_audit,
 )
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import model_unit, settings
+from atsbook.runs.settings import model_unit
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel
@@ -40,15 +41,7 @@ from atslib.files import project_root
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-TINY = settings(
-    model="lenet",
-    images=12,
-    steps=2,
-    fraction=0.002,
-    semi_fraction=0.002,
-    candidates=2,
-    device="cpu",
-)
+TINY = dataclasses.replace(TWO_IMAGES, images=12)
 HYBRID = "3-1-7+43-18-18"
 # Of the archive's kinds those of which `part_of` makes a part on a network that is kept
 KINDS = {"attack", "model", "privacy", "sweep", "sweep-scores"} | {

@@ -15,7 +15,7 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
-from checks import attack_unit
+from checks import TINY, attack_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -34,7 +34,7 @@ from atsbook.runs.schedule import (
     seconds,
     shared,
 )
-from atsbook.runs.settings import model_unit, settings
+from atsbook.runs.settings import model_unit
 from atsbook.runs.workers import InThisProcess
 from atsbook.store import Store
 from atslib.checkpoints import read_tensors
@@ -42,15 +42,6 @@ from atslib.clients.training import TrainConfig
 from atslib.errors import OutOfTime
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-TINY = settings(
-    model="lenet",
-    images=2,
-    steps=2,
-    fraction=0.002,
-    semi_fraction=0.002,
-    candidates=2,
-    device="cpu",
-)
 CPU = torch.device("cpu")
 RATES, FASTER = (
     Rates(2e-11, 2e-9, 2e-8, 1e-4),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from checks import TINY as TWO_IMAGES
 from checks import search_unit, semi_trained
 from safetensors.torch import save_file
 
@@ -26,18 +27,8 @@ from atslib.scores.scores import area, gradsim_curve
 from atslib.scores.search import pareto
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
-TINY = settings(
-    model="lenet",  # the scores of narrow untrained ConvNets are all near 1
-    images=2,
-    steps=2,
-    fraction=0.002,
-    semi_fraction=0.002,
-    candidates=4,
-    sampled=3,
-    score_images=2,
-    score_points=3,
-    device="cpu",
-)
+# A LeNet: the scores of narrow untrained ConvNets are all near 1
+TINY = dataclasses.replace(TWO_IMAGES, candidates=4, sampled=3, score_images=2, score_points=3)
 CPU = torch.device("cpu")
 
 
