@@ -9,9 +9,9 @@ from PIL import Image
 from torch import nn
 
 import atslib
+from atslib.data.copies import copies, near_copies
 from atslib.data.load import available
 from atslib.errors import AtsError
-from atslib.measures.copies import copies, near_copies
 from atslib.measures.identification import identification
 
 PIXELS = atslib.load("shapes", "test").pixels[:20]

@@ -19,9 +19,9 @@ from PIL import Image
 from atsbook.store import Store
 from atslib.__main__ import main
 from atslib.attacks import ATTACKS
+from atslib.data.copies import copies
 from atslib.data.folder import load_folder
 from atslib.data.load import load, measured_normalization
-from atslib.measures.copies import copies
 from atslib.models import build_model
 from atslib.policies.policy import CANONICAL, Policy, enumerate_distinct, load_policies
 from atslib.rng import rng

@@ -14,8 +14,8 @@ from atslib.audit.config import Case
 from atslib.audit.views import Seen
 from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.prepare import to_images
+from atslib.data.copies import copies, near_copies
 from atslib.measures.batches import align
-from atslib.measures.copies import copies, near_copies
 from atslib.measures.found import bits as told_bits
 from atslib.measures.found import fit_temperature, match, of_own_class, rank
 from atslib.measures.guesses import gain

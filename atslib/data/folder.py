@@ -11,9 +11,9 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from atslib.data.copies import copies
 from atslib.data.images import Images, explain
 from atslib.errors import AtsError, as_path, check_whole, choose
-from atslib.measures.copies import copies
 
 T = TypeVar("T")
 FITS = ("resize", "crop")
@@ -50,7 +50,7 @@ def load_folder(
     class.
 
     Which image is in which part depends on `seed`, the names of its class's files and which of them
-    are copies of one photograph (see `atslib.measures.copies`): these are in one part. Classes and
+    are copies of one photograph (see `atslib.data.copies`): these are in one part. Classes and
     files are in the order of their names; hidden files and files without an image's suffix are
     passed over. Read are PNG, JPEG, WebP, BMP, GIF and TIFF, by their content. Files of 16 bits
     hold what a device of 8, 10, 12, 14 or 16 bits has seen, and none says which: it is taken to be

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atslib.data.copies import copies
 from atslib.data.images import to_images
 from atslib.errors import AtsError
-from atslib.measures.copies import copies
 from atslib.measures.frame import shown
 from atslib.measures.identification import SHIFT, TIE
 from atslib.measures.metrics import check_images
@@ -97,7 +97,7 @@ def own_class(
         rows: (B,) which images the photographs are.
         most: candidates; fewer where the smallest of these classes has fewer.
         photographs: (N, C, H, W) all images, of which those that are one photograph (see
-            `atslib.measures.copies`) count as one candidate, that of the row asked for. None: all
+            `atslib.data.copies`) count as one candidate, that of the row asked for. None: all
             are taken to be different; two equal ones are then never found.
     Returns:
         (B, K) rows of candidates, and (B,) which of the K is the photograph.

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from atslib.data.copies import SHIFT, copies
 from atslib.data.images import describe, is_tensor
 from atslib.errors import AtsError, check_whole
-from atslib.measures.copies import SHIFT, copies
 from atslib.measures.metrics import check_images
 
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
