@@ -559,6 +559,54 @@ def test_a_preview_is_the_first_paragraph_without_what_is_hidden():
 
 
 @pytest.mark.parametrize(
+    ("builder", "addresses", "links"),
+    [
+        ("html", {"index": "index.html", "a/b": "a/b.html"}, ("a/b.html", "../index.html")),
+        ("dirhtml", {"index": "", "a/b": "a/b/"}, ("a/b/", "../../")),
+    ],
+)
+def test_links_show_how_a_page_begins_whatever_builder_made_them(
+    builder, addresses, links, tmp_path
+):
+    reading = load_extension()
+    forms = {"html": "{}.html", "dirhtml": "{}/index.html"}
+    files = {page: tmp_path / forms[builder].format(page) for page in addresses}
+    files["index"] = tmp_path / "index.html"
+    for (page, path), link in zip(files.items(), links, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f'<article><h1>T</h1><p>Begins {page}, <a class="reference internal" href="{link}">and</a>.</p></article>'
+        )
+    made = SimpleNamespace(
+        format="html",
+        get_target_uri=addresses.get,
+        get_outfilename=lambda page: str(files.get(page, tmp_path / "none.html")),
+    )
+    pages = SimpleNamespace(found_docs={*addresses})
+    reading.preview(SimpleNamespace(builder=made, env=pages, outdir=str(tmp_path)), None)
+    assert f'href="{links[0]}" title="Begins a/b, and."' in files["index"].read_text()
+    assert f'href="{links[1]}" title="Begins index, and."' in files["a/b"].read_text()
+
+
+def test_pages_without_files_of_their_own_are_left_as_they_are(tmp_path):
+    made = SimpleNamespace(
+        format="html",
+        get_target_uri=lambda page: f"#document-{page}",
+        get_outfilename=lambda page: str(tmp_path / f"{page}.html"),
+    )
+    app = SimpleNamespace(builder=made, env=SimpleNamespace(found_docs={"index"}), outdir="")
+    load_extension().preview(app, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_finds_its_frames_from_where_it_lies():
+    body = '<iframe src="_static/report.html" title="x"></iframe> <code>_static/</code>'
+    context = {"body": body, "pathto": lambda name, kind: f"../{name}"}
+    load_extension().find_static(None, "page", "page.html", context, None)
+    assert context["body"] == body.replace('"_static', '"../_static')
+
+
+@pytest.mark.parametrize(
     ("plain", "directive"),
     [
         ("<!-- glue:md answer -->", "```{glue:md} answer\n:format: myst\n```"),

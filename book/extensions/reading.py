@@ -421,9 +421,10 @@ def name_pictures(app: object, document: nodes.document, page: str) -> None:
 # --- what a link leads to ------------------------------------------------------------------------------------
 
 ARTICLE = re.compile(r"<article\b.*?</article>", re.DOTALL)
-LINK = re.compile(r'<a class="reference internal" href="([^"#]+\.html)"(?: title="[^"]*")?>')
+LINK = re.compile(r'<a class="reference internal" href="([^"#]+)"(?: title="[^"]*")?>')
 PARAGRAPH = re.compile(r"<p\b[^>]*>(.*?)</p>", re.DOTALL)
 HIDDEN = re.compile(r'<span class="meaning".*?</span>|<[^>]+>', re.DOTALL)
+STATIC = re.compile(r'(<(?:a|iframe) (?:href|src)=")_static/')
 LONGEST = 300  # of a preview, in characters
 
 
@@ -445,9 +446,12 @@ def preview(app: object, fault: Exception | None) -> None:
     """Links from one page to another show on hover how that page begins."""
     if fault or app.builder.format != "html":
         return
-    files = {f"{page}.html": Path(app.outdir, f"{page}.html") for page in app.env.found_docs}
+    # A page's address may be a folder, and a builder may write no file for each page.
+    addresses = {page: app.builder.get_target_uri(page) for page in app.env.found_docs}
+    files = {name: Path(app.builder.get_outfilename(page)) for page, name in addresses.items()}
+    files = {name: path for name, path in files.items() if "#" not in name and path.is_file()}
     texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
-    begins = {name: beginning(html) for name, html in texts.items()}
+    begins = {posixpath.normpath(name): beginning(html) for name, html in texts.items()}
     for name, html in texts.items():
 
         def told(link: re.Match, name: str = name) -> str:
@@ -463,6 +467,13 @@ def preview(app: object, fault: Exception | None) -> None:
             files[name].write_text(better, encoding="utf-8")
 
 
+def find_static(app: object, page: str, template: str, context: dict, document: object) -> None:
+    """What a page names in `_static` by hand is found from where the builder puts the page."""
+    if "body" in context:
+        there = context["pathto"]("_static/", 1)
+        context["body"] = STATIC.sub(rf"\1{there}", context["body"])
+
+
 def setup(app: object) -> dict[str, object]:
     """Sphinx calls this."""
     app.add_node(Explained, html=(visit_explained, depart_explained))
@@ -476,5 +487,6 @@ def setup(app: object) -> dict[str, object]:
     app.connect("doctree-resolved", explain)
     app.connect("doctree-resolved", name_pictures)
     app.connect("builder-inited", own_equations)
+    app.connect("html-page-context", find_static)
     app.connect("build-finished", preview)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
