@@ -575,8 +575,9 @@ class Attack {
     this.numbers[1].textContent = this.steps.value;
   }
 
-  inform(text, fault = false) {
-    this.status.textContent = text;
+  /** Say how it stands; `aloud` is only for those who hear the page, since others see it above. */
+  inform(text, fault = false, aloud = "") {
+    this.status.replaceChildren(text, ...(aloud ? [h("span", { className: "ats-aloud", textContent: ` ${aloud}` })] : []));
     this.status.classList.toggle("ats-fault", fault);
   }
 
@@ -727,25 +728,29 @@ class Attack {
     this.finish(`Stopped after step ${at}.`);
   }
 
-  finish(text) {
+  finish(text, aloud = "") {
     const focus = document.activeElement === this.stop;
     this.start.disabled = false;
     this.stop.disabled = true;
     if (focus) this.start.focus({ preventScroll: true });
-    this.inform(text);
+    this.inform(text, false, aloud);
     this.draw();
   }
 
   moved(lane) {
     lane.show();
     this.drawLineUp();
-    if (this.active.every(({ run }) => run?.ended)) this.finish(this.game ? this.settle() : this.summary());
+    if (this.active.every(({ run }) => run?.ended)) this.finish(...(this.game ? [this.settle()] : [this.summary(), this.found]));
   }
 
   summary() {
     const seconds = fixed(Math.max(...this.active.map(({ run }) => run.seconds)));
-    const said = this.active.map((lane) => `${lane.tag.trim()}: ${this.sentence(lane.run.scores, true)}.`);
-    return `${this.active.length > 1 ? said.join(" ") : ""} ${this.active[0].run.last} steps in ${seconds} seconds on this device.`.trim();
+    return `${this.active[0].run.last} steps in ${seconds} seconds on this device.`;
+  }
+
+  /** What was found, for those who hear the page. */
+  get found() {
+    return this.active.map((lane) => `${lane.tag && `${lane.tag.trim()}: `}${this.sentence(lane.run.scores, true)}.`).join(" ");
   }
 
   /** What a server picked, in words. */
