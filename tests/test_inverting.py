@@ -19,7 +19,6 @@ from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
 from atsbook.networks import ModelUnit, dataset, network, trained
-from atsbook.runs import gradients
 from atsbook.runs.archive import unit_of
 from atsbook.runs.batches import Batches, at_random
 from atsbook.runs.gradients import (
@@ -127,8 +126,8 @@ def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkey
     unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
     artifact = unit.make(store, CPU)
     artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
-    monkeypatch.setattr(gradients, "attacked", lambda *_: artifact)
-    rolled = ShiftsUnit.of(unit).make(store, CPU)
+    monkeypatch.setattr(AttackUnit, "make", lambda *_: artifact)
+    rolled = ShiftsUnit.of(unit).compute(store, CPU, None)
     assert rolled["rank_rolled"].tolist() == [1] * 3
     assert (rolled["psnr_rolled"] > 60).all()
 

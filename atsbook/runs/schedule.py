@@ -32,34 +32,16 @@ LITTLE = 20.0  # seconds of work that are over before workers have started
 
 
 def needed(units: Iterable[Kept]) -> list[Kept]:
-    """These units and all that they need, each once and before what needs it."""
-    return _in_order(units, lambda unit: True)
+    """These units and their needs, each once and before what needs it."""
+    wanted: dict[Kept, None] = {}
+    for unit in units:
+        wanted |= dict.fromkeys((*unit.needs, unit))
+    return list(wanted)
 
 
 def plan(units: Iterable[Kept], store: Store) -> list[Kept]:
-    """What is not in the store yet of these units and of what that needs, each before what needs
-    it. What a result was made of, which is there, is not asked for.
-    """
-    return _in_order(units, lambda unit: not store.has(unit.kind, unit))
-
-
-def _in_order(units: Iterable[Kept], wanted: Callable[[Kept], bool]) -> list[Kept]:
-    """Those that are wanted of these units, and of what those need, each after its needs."""
-    found: list[Kept] = []
-    seen: set[Kept] = set()
-
-    def add(unit: Kept) -> None:
-        if unit in seen:
-            return
-        seen.add(unit)
-        if wanted(unit):
-            for need in unit.needs:
-                add(need)
-            found.append(unit)
-
-    for unit in units:
-        add(unit)
-    return found
+    """What is not in the store yet of these units and their needs, each before what needs it."""
+    return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
 
 
 @functools.lru_cache
@@ -291,7 +273,7 @@ class _Schedule:
         if not self.elsewhere:
             return pickled, str(self.store.root), {}
         files: dict[str, bytes] = {}
-        for each in needed([unit]):
+        for each in (*needed(unit.needs), unit):
             files |= self.store.files(each.kind, each)
         return pickled, None, files
 
