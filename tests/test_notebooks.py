@@ -16,7 +16,7 @@ from checks import refused
 
 from atsbook.findings.result import stored_digest
 from atsbook.report.runner import published as in_book
-from atsbook.runs.study import check_parameters
+from atsbook.runs.study import annotated, check_parameters
 from atslib.files import project_root
 
 ROOT = project_root()
@@ -155,11 +155,16 @@ def test_a_notebook_names_no_machine(path):
     assert path.read_text().endswith("}\n")
 
 
+def plain(variables):
+    """Without what Python itself puts in a namespace, as it does with annotations."""
+    return {name: value for name, value in variables.items() if not name.startswith("__")}
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_a_notebooks_parameters_are_plain_values_and_the_first_is_the_profile(path):
     variables = {}
     exec(code(path)[0].source, {}, variables)
-    variables.pop("__annotations__", None)
+    variables = plain(variables)
     assert next(iter(variables)) == "profile"
     assert variables.pop("profile") == "smoke"
     assert set(variables.values()) == {None}
@@ -176,14 +181,14 @@ def test_a_notebook_uses_each_of_its_parameters(path):
         for node in ast.walk(ast.parse(cell.source))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
-    assert set(variables) - {"__annotations__"} <= read_in_it
+    assert set(plain(variables)) <= read_in_it
 
 
 def parameters(path):
     """A notebook's parameters with their kinds, as its first cell has them."""
     variables = {}
     exec(code(path)[0].source, variables)
-    return variables["__annotations__"], variables
+    return annotated(variables), variables
 
 
 def check(path, variables):

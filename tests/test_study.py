@@ -97,9 +97,17 @@ def test_what_cannot_be_meant_is_refused_with_what_can(study):
             call()
 
 
-def test_parameters_that_a_notebook_does_not_have_are_refused():
-    cell = {
-        "__annotations__": {"profile": str, "images": int, "share": float},
+KINDS = {"profile": str, "images": int, "share": float}
+# As Python up to 3.13 keeps the annotations of a cell, and as 3.14 does.
+ANNOTATED = {
+    "values": {"__annotations__": KINDS},
+    "a function": {"__annotate__": lambda form: KINDS, "__conditional_annotations__": {0, 1, 2}},
+}
+
+
+@pytest.mark.parametrize("how", ANNOTATED)
+def test_parameters_that_a_notebook_does_not_have_are_refused(how):
+    cell = ANNOTATED[how] | {
         "In": [],
         "_": 3,
         "torch": torch,

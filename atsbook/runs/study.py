@@ -715,6 +715,15 @@ def _test_images(given: Mapping[str, object]) -> int | None:
     return len(load(dataset, "test")) if available(dataset, "test") else None
 
 
+def annotated(variables: Mapping[str, object]) -> dict[str, type]:
+    """What cells have annotated, by name: from Python 3.14 on a namespace holds a function that
+    tells it, and before its values.
+    """
+    if callable(tell := variables.get("__annotate__")):
+        return dict(tell(1))  # values, as `annotationlib.Format.VALUE`
+    return dict(variables.get("__annotations__", {}))
+
+
 def check_parameters(variables: Mapping[str, object], **most: int) -> None:
     """Refuse parameters that a notebook does not have, or that are of another type or size.
 
@@ -729,7 +738,7 @@ def check_parameters(variables: Mapping[str, object], **most: int) -> None:
     Raises:
         AtsError: it names the parameter and the valid ones.
     """
-    kinds = dict(variables.get("__annotations__", {}))
+    kinds = annotated(variables)
     given = parameters_among(variables, kinds)
     for name, kind in kinds.items():
         value = given.get(name)
