@@ -487,6 +487,10 @@ def worst(told: dict) -> tuple[float, str]:
     """
     if told.get("outcome"):
         return float("nan"), told["says"][0]
+    if not any(
+        isinstance(value, float) for mode in ("eval", "train") for value in told[mode].values()
+    ):
+        return 0.0, f"none: {told['eval']['1']['ours']}"
     off = 0.0
     for mode in ("eval", "train"):
         double = told.get(f"{mode}, double", {})

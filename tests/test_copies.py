@@ -9,6 +9,7 @@ from PIL import Image
 from torch import nn
 
 import atslib
+from atslib.audit.outcome import Pool, ranks
 from atslib.data.copies import copies, near_copies
 from atslib.data.load import available
 from atslib.errors import AtsError
@@ -128,3 +129,19 @@ def test_an_audit_finds_photographs_that_are_there_twice(again):
     assert report.found == 1.0
     attacked = report.results[0].outcome.images % 20
     assert len(attacked.unique()) == len(attacked)  # each photograph is attacked once
+
+
+@pytest.mark.parametrize("again", [lambda x: x, lambda x: x.flip(-1)], ids=["equal", "mirrored"])
+def test_noise_hides_no_more_where_photographs_are_there_twice(again):
+    stream = torch.Generator().manual_seed(0)
+    noise = torch.randn(PIXELS.shape, generator=stream)
+    made = (PIXELS / 255 + 3 * noise).clamp(0, 1)
+    rows = torch.arange(20)
+    found = []
+    for pixels in (PIXELS, torch.cat([PIXELS, again(PIXELS)])):
+        labels = torch.zeros(len(pixels), dtype=torch.int64)
+        rank, candidates = ranks(made, rows, Pool.of(pixels, labels, rows), "")
+        assert candidates.tolist() == [20] * 20
+        found.append(rank.tolist())
+    assert found[0] == found[1]
+    assert 0 < found[0].count(1) < 20
