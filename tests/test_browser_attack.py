@@ -117,18 +117,15 @@ def test_an_attack_runs_to_the_end_and_says_whom_both_servers_picked(page):
     shares = page.js(
         f"{cells}.map((c) => +c.querySelector('.ats-bar').style.getPropertyValue('--ats-share'))"
     )
-    assert max(shares) == 1
-    assert min(shares) < 1
+    assert 0 <= min(shares) < max(shares) <= 1
     assert (
         page.js(
             f"{cells}.filter((c) => c.querySelector('.ats-whose').textContent === 'yours').length"
         )
         == 1
     )
-    first = f"{cells}.filter((c) => c.classList.contains('ats-first'))"
-    assert page.js(
-        f"{first}.map((c) => c.querySelector('.ats-bar').style.getPropertyValue('--ats-share'))"
-    ) == ["1.000"]
+    first = page.js(f"{cells}.findIndex((c) => c.classList.contains('ats-first'))")
+    assert shares[first] == max(shares)
 
 
 def test_stop_is_heard_within_the_click_and_the_next_attack_runs(page):

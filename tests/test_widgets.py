@@ -47,7 +47,7 @@ def test_operations_with_a_sign_are_those_that_change_with_it():
 
 
 def test_each_photo_stands_among_others_of_its_class_which_are_small():
-    test, budget = dataset("shapes", "test"), 40_000
+    test, budget = dataset("shapes", "test"), 120_000
     made = browser.line_ups("shapes", range(6), budget)
     assert [kind["label"] for kind in made["classes"]] == list(
         dict.fromkeys(test.labels[:6].tolist())
