@@ -65,10 +65,9 @@ def simulate(
             "after this module, or set RAY_AUTH_MODE=token and RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before"
         )
     # Flower calls this function deprecated (in 1.41 and 1.42, where it is the same) and names `flwr
-    # run` in its place, which is no API: it starts a SuperLink that goes on after the run, without
-    # authentication on a fixed port, where every user of the machine can start code; Ray then has
-    # the token of whoever came first; and the apps have to be an archive of files, which cannot
-    # hold a federation made here. So it stays, and the extra says up to which release it is there.
+    # run` in its place, which is no API: it starts a SuperLink that goes on after the run, and whose
+    # Ray has not the settings above; and the apps have to be an archive of files, which cannot hold
+    # a federation made here. So it stays, and the extra says up to which release it is there.
     from flwr.simulation import run_simulation
 
     apps = summing if secure else flower
