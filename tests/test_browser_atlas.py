@@ -58,11 +58,14 @@ def typed(page, text):
     return page.text(WORDS)
 
 
-# The colours on the canvas, as how often each is there.
+# The colours on the canvas, as how often each is there. Read from a copy: a browser warns where a page's own canvas is
+# read again and again, which the page does not do.
 INK = """(() => {
   const canvas = document.querySelector('.ats-cloud'), {width, height} = canvas;
   const found = {marked: 0, bright: 0, plain: 0};
-  const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+  const copy = new OffscreenCanvas(width, height).getContext('2d', {willReadFrequently: true});
+  copy.drawImage(canvas, 0, 0);
+  const data = copy.getImageData(0, 0, width, height).data;
   for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 60) {
     const [r, g, b] = data.slice(i, i + 3);
     found[b > r + 40 ? 'marked' : r > 140 ? 'bright' : 'plain'] += 1;
