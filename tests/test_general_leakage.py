@@ -55,6 +55,7 @@ def defined(words, labels=None, attacks=None):
     space = {"pd": pd, "compare": compare, "interval": interval, "paired": paired}
     space |= {"reported": reported, "labels": labels, "attacks": attacks}
     space |= {"OURS": "features", "THEIRS": "published", "COLUMNS": "minima"}
+    space["toy"] = True
     space["KEYS"] = ["table", "setting", "dataset", "batch"]
     with contextlib.redirect_stdout(io.StringIO()):
         exec(cell(PAGE, words), space)

@@ -37,7 +37,7 @@ from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
 from atslib.measures.batches import align, label_share
 from atslib.measures.identification import identification
-from atslib.models import shared_parameters
+from atslib.models import scores_in, shared_parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -348,7 +348,7 @@ def half_frozen():
 def plain(model, image, label):
     """torch's own gradient of one image, flattened; zeros of what is not used."""
     own = list(shared_parameters(model).values())
-    loss = F.cross_entropy(model(image), label)
+    loss = F.cross_entropy(scores_in(model(image)), label)
     gradients = torch.autograd.grad(loss, own, allow_unused=True)
     return torch.cat(
         [
@@ -379,7 +379,9 @@ def assert_observed(model, images, labels, seen):
         assert float((row - wanted).norm()) <= loose * float(wanted.norm()) + 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:.*take.? no part", "ignore:Lazy modules")
+@pytest.mark.filterwarnings(
+    "ignore:.*take.? no part", "ignore:Lazy modules", "ignore:.*is taken as the class scores"
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_network_is_observed_rightly_or_refused(name):
     model = NETWORKS[name]()

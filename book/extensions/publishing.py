@@ -70,7 +70,7 @@ def set_up():
         subprocess.run([*clone, "{repository}", str(project)], check=True)
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     optional = about["optional-dependencies"]
-    needed = [*about["dependencies"], *optional["evidence"], *optional["widget"]]
+    needed = [*about["dependencies"], *optional["evidence"]]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *needed], check=True)
     sys.path.insert(0, str(project))
     os.chdir(project / "notebooks")
