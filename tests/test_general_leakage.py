@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from test_pilots import cell
 
+from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.statistics import interval, paired
@@ -55,7 +56,7 @@ def defined(words, labels=None, attacks=None):
     space = {"pd": pd, "compare": compare, "interval": interval, "paired": paired}
     space |= {"reported": reported, "labels": labels, "attacks": attacks}
     space |= {"OURS": "features", "THEIRS": "published", "COLUMNS": "minima"}
-    space["toy"] = True
+    space |= {"toy": False, "plots": plots, "show_figure": lambda *shown: None}
     space["KEYS"] = ["table", "setting", "dataset", "batch"]
     with contextlib.redirect_stdout(io.StringIO()):
         exec(cell(PAGE, words), space)
@@ -197,7 +198,7 @@ def test_what_repeating_local_steps_gains_stands_beside_its_cost():
                 "bits": 2 + found,
             }
         )
-    rows = pd.DataFrame(rows).assign(table="Figure 5")
+    rows = pd.DataFrame(rows).assign(table="Figure 5", batch=8)
     row = defined("def local_steps(", attacks=rows)["local_steps"](rows).loc["4 epochs"]
     assert row["unrolled minus mean: PSNR"] == "+2.0 dB [2.0, 2.0]"
     assert row["unrolled minus mean: found"] == "+50.0 points [50.0, 50.0]"
