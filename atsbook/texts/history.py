@@ -1,4 +1,4 @@
-"""The page "How we kept ourselves honest": every verdict that was ever printed, and what made it so."""
+"""The page "How we kept ourselves honest": the verdicts by date, and what made them so."""
 
 import json
 import math

@@ -269,7 +269,7 @@ class _Target:
     features: Tensor
     silent: Tensor
 
-    def distances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
+    def distances(self, features: Tensor, which: Tensor) -> Tensor:
         """(T, n) of n images' features to those of T photographs, relative to the length of these."""
         mine, silent = self.features[which], self.silent[which]
         away = torch.cdist(mine, features, compute_mode=EXACT)
