@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import sys
+import traceback
 from pathlib import Path
 
 from atsfed import flower
@@ -30,7 +31,7 @@ MOST = 1_000  # clients on one machine: Flower looks at each of them ten times a
 # client that is given to it. Until Ray has noticed, it sends the client to the dead worker again, and
 # each time that counts as a retry: on a busy machine one is used up at once.
 LASTING = {"max_restarts": -1, "max_task_retries": 10}
-STARTS = 3  # how often Ray is started where its processes do not come up in time
+STARTS = 5  # how often Ray is started where its processes do not come up in time
 
 
 def simulate(
@@ -108,5 +109,18 @@ def _start_ray(processes: int) -> None:
             )
             return
         except Exception as error:  # Ray has no class of its own for it
+            _end_what_started(error)
             if start == STARTS or "timed out during startup" not in str(error):
                 raise
+
+
+def _end_what_started(error: Exception) -> None:
+    """End the processes of a Ray that did not come up. Ray leaves them to run until this process ends,
+    seven for each start, and they are in the way of the next one; nothing but the error knows them.
+    """
+    from ray._private.node import Node
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(node := frame.f_locals.get("self"), Node):
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            return

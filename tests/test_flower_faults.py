@@ -17,7 +17,11 @@ import torch
 from atsfed import Tap, answer
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
+pytestmark = [
+    pytest.mark.federated,
+    pytest.mark.alone,
+    pytest.mark.usefixtures("one_thread"),
+]
 HERE = Path(__file__).parent
 APP, EXAMPLE = HERE / "flower_faults", HERE.parent / "examples" / "flower"
 STRANGER = 3  # has a pair of keys, of which the SuperLink was told nothing

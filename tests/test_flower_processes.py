@@ -14,7 +14,11 @@ import torch
 from atsfed import Federation, Tap, answer
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
-pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
+pytestmark = [
+    pytest.mark.federated,
+    pytest.mark.alone,
+    pytest.mark.usefixtures("one_thread"),
+]
 ROOT = Path(__file__).parent.parent
 APP = ROOT / "examples" / "flower"
 

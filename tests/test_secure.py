@@ -209,6 +209,7 @@ def test_one_client_has_no_secure_aggregation(tmp_path):
         server_app(dataclasses.replace(THREE, clients=1), tmp_path)
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("rays_leftovers")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_simulation_with_secure_aggregation_gives_the_sum(tmp_path):

@@ -66,6 +66,7 @@ def test_a_network(printed):
     assert table["batch norm in eval   mode"] != table["batch norm in train  mode"]
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("rays_leftovers")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation(printed):
