@@ -413,9 +413,11 @@ def build_model(
     return nn.Sequential(front, network).eval()
 
 
-def _count(make: Callable[[], nn.Module]) -> int:
+@functools.lru_cache(maxsize=256)  # it is asked each time a network is built, and takes as long
+def _count(builder: Callable[..., nn.Module], *sizes: int, **own: int) -> int:
+    """The weights of the network that `builder` makes of these arguments."""
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in make().parameters())
+        return sum(parameter.numel() for parameter in builder(*sizes, **own).parameters())
 
 
 def _builder(
@@ -448,14 +450,13 @@ def _builder(
         )
     builder, default, unit = FAMILIES[family]
     own = {"padding": 0} if padding == "unpadded" else {}
-    width = int(size or default) * unit
-    make = functools.partial(builder, width, num_classes, in_channels, image_size, **own)
-    if (weights := _count(make)) > MOST_WEIGHTS:
+    sizes = (int(size or default) * unit, num_classes, in_channels, image_size)
+    if (weights := _count(builder, *sizes, **own)) > MOST_WEIGHTS:
         raise AtsError(
             f"model {name!r} for images {image_size} wide and {num_classes} classes would have {weights:,} weights; "
             f"at most {MOST_WEIGHTS:,} are built"
         )
-    return make, padding
+    return functools.partial(builder, *sizes, **own), padding
 
 
 def fast_layout(images: Tensor) -> Tensor:
