@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from atsaudit.sources import is_own, own_defense
+from atsaudit.sources import network as own_network
 from atsfed.shards import dirichlet_shards, equal_shards
-from atslib.audit.sources import is_own, own_defense
-from atslib.audit.sources import network as own_network
 from atslib.clients.defenses.defense import Transformation
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images, transform

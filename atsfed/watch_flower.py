@@ -12,11 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atsfed import flower
-from atsfed.declared import Declared
-from atsfed.tap import WORD, one_line, read_hashed
-from atslib.attacks.explained import in_labels, warn
-from atslib.audit.recorded import (
+from atsaudit.recorded import (
     BETWEEN,
     Record,
     Recorded,
@@ -24,6 +20,10 @@ from atslib.audit.recorded import (
     mode_contradiction,
     steps_contradiction,
 )
+from atsfed import flower
+from atsfed.declared import Declared
+from atsfed.tap import WORD, one_line, read_hashed
+from atslib.attacks.explained import in_labels, warn
 from atslib.checkpoints import write_tensors
 from atslib.clients.observe import attackers_view
 from atslib.clients.view import Observed, ThreatModel

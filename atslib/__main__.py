@@ -224,9 +224,7 @@ MOVED = dict.fromkeys(("run", "report", "bench", "archive", "store"), BOOK)
 
 def _functions(command: str) -> ModuleType:
     """The module whose function does a command."""
-    return importlib.import_module(
-        "atslib.audit.command" if command == "audit" else "atslib.commands"
-    )
+    return importlib.import_module("atsaudit.command" if command == "audit" else "atslib.commands")
 
 
 def main(arguments: list[str] | None = None) -> int:

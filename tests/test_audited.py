@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from atsaudit.outcome import share_interval
 from atsbook.texts import audited
 from atsbook.texts.audited import (
     MARK,
@@ -14,7 +15,6 @@ from atsbook.texts.audited import (
     insert_audits,
     networks,
 )
-from atslib.audit.outcome import share_interval
 from atslib.errors import AtsError
 from atslib.files import project_root
 

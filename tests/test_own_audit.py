@@ -1,4 +1,4 @@
-"""`atslib.audit`: one's own network, photographs and updates."""
+"""`atsaudit.audit`: one's own network, photographs and updates."""
 
 import dataclasses
 import functools
@@ -18,16 +18,17 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+import atsaudit
 import atslib
+from atsaudit import outcome, recorded, work
+from atsaudit.config import AuditConfig, cases_of
+from atsaudit.ladder import FirstLayer, candidates
+from atsaudit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
+from atsaudit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
+from atsaudit.page import page as html_page
+from atsaudit.recorded import named_wrongly
 from atslib.__main__ import main
 from atslib.attacks import GradientMatching
-from atslib.audit import outcome, recorded, work
-from atslib.audit.config import AuditConfig, cases_of
-from atslib.audit.ladder import FirstLayer, candidates
-from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
-from atslib.audit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
-from atslib.audit.page import page as html_page
-from atslib.audit.recorded import named_wrongly
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
 from atslib.gradients.problems import flatten, problem_gradients
@@ -85,17 +86,35 @@ class Silent(nn.Module):
 
 def report_of(model=None, **settings):
     model = model or linear()
-    return atslib.audit(model, photographs(), untrained=model, **(QUICK | {"batch": 1} | settings))
+    return atsaudit.audit(
+        model, photographs(), untrained=model, **(QUICK | {"batch": 1} | settings)
+    )
 
 
 def test_the_name_is_the_function_whatever_is_imported_first_and_needs_no_plots():
     code = (
-        "import atslib.audit.config, atslib.audit.page, atslib; from atslib.audit.report import AuditReport; "
-        "import atslib.audit.calls, atslib.audit.sources; "
-        "assert callable(atslib.audit) and atslib.audit.__name__ == 'audit'; "
+        "import atsaudit.config, atsaudit.page, atslib; from atsaudit.report import AuditReport; "
+        "import atsaudit.calls, atsaudit.sources; "
+        "from atsaudit import audit; assert callable(atsaudit.audit) and atsaudit.audit is audit; "
         "assert not {'pandas', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)
+
+
+def test_the_name_in_the_library_goes_on_working_and_says_where_it_went():
+    from atslib.audit import audit
+
+    settings = QUICK | {"batch": 1}
+    model = linear()
+    for old in (atslib.audit, audit):
+        with pytest.warns(FutureWarning, match="atslib.audit is atsaudit.audit now"):
+            report = old(model, photographs(), untrained=model, **settings)
+    assert report.as_json() == report_of(model).as_json()
+    with (
+        pytest.warns(FutureWarning, match="atsaudit.audit"),
+        pytest.raises(atslib.AtsError, match="there is no setting 'btach'"),
+    ):
+        atslib.audit(model, photographs(), untrained=model, btach=1)
 
 
 def test_of_a_linear_network_every_photograph_is_found():
@@ -282,7 +301,7 @@ def test_one_logit_is_two_classes():
     model = nn.Sequential(
         atslib.Normalize([0.5] * 3, [0.25] * 3), nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
     )
-    report = atslib.audit(model, two, untrained=model, batch=1, **QUICK)
+    report = atsaudit.audit(model, two, untrained=model, batch=1, **QUICK)
     assert report.found == 1
 
 
@@ -291,17 +310,17 @@ def test_pixels_between_0_and_1_and_numpy_arrays_are_taken():
     model = linear()
     bare = nn.Sequential(*list(model.children())[1:])
     arrays = (images.pixels / 255).numpy(), images.labels.numpy()
-    report = atslib.audit(
+    report = atsaudit.audit(
         bare, *arrays, untrained=bare, normalize=([0] * 3, [1] * 3), batch=1, **QUICK
     )
     assert report.found == 1
 
 
 def test_a_network_of_given_weights_is_beside_an_untrained_one():
-    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=False, **QUICK)
+    report = atsaudit.audit(linear(1), photographs(), batch=1, pretrained=False, **QUICK)
     assert [each.case.weights for each in report.results] == ["untrained", "given"]
     assert all(row.counts for row in report.rows)
-    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=True, **QUICK)
+    report = atsaudit.audit(linear(1), photographs(), batch=1, pretrained=True, **QUICK)
     assert [row.counts for row in report.rows] == [False, True]
 
 
@@ -579,7 +598,7 @@ def test_the_page_asks_nobody_and_runs_nothing(tmp_path):
         "a & b",
     )
     model = linear()
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, images, untrained=model, class_names=names, batch=1, limit=0.05, **QUICK
     )
     page = report.save(tmp_path / "audit")
@@ -1090,7 +1109,7 @@ def test_what_no_layer_draws_stays_and_is_named():
         def forward(self, images):
             return self.layer(images.flatten(1) * self.scale)
 
-    report = atslib.audit(
+    report = atsaudit.audit(
         Scaled(), photographs(), normalize=([0.5] * 3, [0.25] * 3), batch=1, **QUICK
     )
     assert "keeps the given values of scale" in report.notes[0]
@@ -1222,12 +1241,12 @@ def test_a_network_of_one_score_has_a_loss_of_its_own_scores():
     layers = nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
     model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers)
     settings = {"untrained": model, "batch": 1, **QUICK}
-    report = atslib.audit(model, two, loss=logistic, **settings)
+    report = atsaudit.audit(model, two, loss=logistic, **settings)
     assert {shape[1:] for shape in shapes} == {(1,)}
     assert report.found == 1
     assert "trained with the loss logistic" in report.network
     assert report.repeat.endswith("loss=logistic)")
-    known = atslib.audit(model, two, **settings)  # two classes: the same loss
+    known = atsaudit.audit(model, two, **settings)  # two classes: the same loss
     assert known.worst.gain == pytest.approx(report.worst.gain, abs=1)
 
 
@@ -1340,8 +1359,8 @@ def _report(place):
 def test_names_of_wrappers_on_either_side_of_an_update_are_the_networks(
     place, kept_head, sent, received
 ):
-    from atslib.audit import recorded
-    from atslib.audit.sources import named
+    from atsaudit import recorded
+    from atsaudit.sources import named
 
     before, after = kept_head
     _sent(place, WRAPS[sent](before), WRAPS[received](after))
@@ -1455,7 +1474,7 @@ OF_ONES_OWN = {
 @pytest.mark.parametrize("norm", [([0.5] * 3, [0.25] * 3), ([0.0] * 3, [1.0] * 3)])
 def test_compiled_networks_and_other_precisions_are_attacked(kind, norm):
     images = photographs()
-    report = atslib.audit(
+    report = atsaudit.audit(
         OF_ONES_OWN[kind](), images.pixels, images.labels, normalize=norm, batch=1, **QUICK
     )
     assert report.control.found == 8
@@ -1481,9 +1500,11 @@ def test_lazy_layers_are_named_until_they_have_seen_an_image(name):
     given = {"normalize": ([0.5] * 3, [0.25] * 3), "batch": 1, **QUICK}
     for networks in ((model, None), (convolutions(), model)):
         with pytest.raises(atslib.AtsError, match=f"{name} has no shape yet, as in lazy layers"):
-            atslib.audit(networks[0], images.pixels, images.labels, untrained=networks[1], **given)
+            atsaudit.audit(
+                networks[0], images.pixels, images.labels, untrained=networks[1], **given
+            )
     model(torch.zeros(2, 3, SIDE, SIDE))
-    assert atslib.audit(model, images.pixels, images.labels, **given).control.images == 8
+    assert atsaudit.audit(model, images.pixels, images.labels, **given).control.images == 8
 
 
 @pytest.mark.parametrize(

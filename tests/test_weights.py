@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import atslib
-from atslib.audit.sources import read_weights, weights_in
+from atsaudit.sources import read_weights, weights_in
 from atslib.weights import fill, fitted
 
 KEPT = Path(__file__).with_name("weights")

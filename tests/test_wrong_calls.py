@@ -6,6 +6,7 @@ import pytest
 import torch
 from checks import refused
 
+import atsaudit
 import atslib
 from atsbook.store import Store
 from atsfed import Federation
@@ -391,7 +392,7 @@ CALLS = {
         "must be text or whole numbers",
     ),
     "audit normalized by a number": (
-        lambda: atslib.audit(torch.nn.Linear(3, 10), PIXELS, LABELS, normalize=3),
+        lambda: atsaudit.audit(torch.nn.Linear(3, 10), PIXELS, LABELS, normalize=3),
         "normalize=3 must be a pair (mean, std)",
     ),
     # paths and policies' files

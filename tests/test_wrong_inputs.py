@@ -27,11 +27,11 @@ from PIL import Image
 from torch import nn
 
 import atslib
+from atsaudit import recorded
 from atsbook.store import Store
 from atsfed import Federation, Tap
 from atslib import ATTACKS, AtsError, Images, Normalize, SearchConfig, ThreatModel, TrainConfig
 from atslib import __main__ as library
-from atslib.audit import recorded
 from atslib.checkpoints import write_tensors
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed

@@ -9,7 +9,7 @@ verdict, `page` writes both as one HTML file, `report` saves all. `calls` is wha
 that a federation has kept, and `command` is that of the shell. To add an attack, one line in
 `ladder.candidates`; to add a case, one in `config.cases_of`.
 
-This module imports nothing heavy, so that `atslib.audit` can be the function from the start.
+This module imports nothing heavy, so that `atsaudit.audit` can be the function from the start.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from atslib.audit.report import AuditReport
+    from atsaudit.report import AuditReport
     from atslib.clients.updates import LocalTraining
     from atslib.data.images import Images
     from atslib.models import Loss
@@ -70,7 +70,7 @@ def audit(
         folder: where it keeps its state; a killed audit goes on from there.
         class_names: for the report.
         progress: whether to show a bar with the remaining time.
-        settings: further fields of `atslib.audit.config.AuditConfig` by name.
+        settings: further fields of `atsaudit.config.AuditConfig` by name.
     Returns:
         The report: `.found`, the share of images found in the worst case, in [0, 1]; `.verdict`, in
         words; `.rows`, one per case; `.save(folder)`, which writes report.html.
@@ -78,7 +78,7 @@ def audit(
         AtsError: too few images, inputs that do not fit each other, or a network that cannot be
             attacked.
     """
-    from atslib.audit.calls import audited
+    from atsaudit.calls import audited
 
     options = {
         "batch": batch,

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor
 
-from atslib.audit.config import Case
-from atslib.audit.views import Seen
+from atsaudit.config import Case
+from atsaudit.views import Seen
 from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.prepare import to_images
 from atslib.data.copies import copies, near_copies

@@ -6,11 +6,11 @@ import re
 import sys
 import time
 
-from atslib.audit import recorded
-from atslib.audit.calls import audited
-from atslib.audit.page import command_line
-from atslib.audit.report import AuditReport
-from atslib.audit.sources import images_of, named_loss, network, weights_in
+from atsaudit import recorded
+from atsaudit.calls import audited
+from atsaudit.page import command_line
+from atsaudit.report import AuditReport
+from atsaudit.sources import images_of, named_loss, network, weights_in
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
 from atslib.models import Normalize, device_of

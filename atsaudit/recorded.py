@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atslib.audit.outcome import one_photograph
-from atslib.audit.sources import read_weights
+from atsaudit.outcome import one_photograph
+from atsaudit.sources import read_weights
 from atslib.checkpoints import read_tensors
 from atslib.clients.observe import attackers_view, observe
 from atslib.clients.updates import LocalTraining, observe_weights

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from atsaudit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN, Numbers, Row, png
 from atslib._version import __version__
-from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN, Numbers, Row, png
 
 SHOWN = 10  # worst images on the first screen
 DISPLAYED = 96  # pixels that a picture is wide
