@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from atsaudit.config import AuditConfig
-from atsaudit.outcome import lower_bound, needed, share_interval, upper_bound
 from atsaudit.work import Attacked, Plan
+from atslib.measures.intervals import lower_bound, needed, share_interval, upper_bound
 
 WITHIN = "within the limit"
 ABOVE = "above the limit"

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
-from atsaudit.ladder import (
+from atsaudit.candidate_attacks import (
     CLOSED,
     FAMILIES,
     against,
@@ -26,6 +25,7 @@ from atsaudit.ladder import (
     is_faint,
     seeks_before,
 )
+from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
 from atsaudit.outcome import Outcome, Pool, judge, one_photograph
 from atsaudit.views import Seen, moved_on, see
 from atslib.attacks import GradientMatching, reconstruct

@@ -17,11 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atsaudit.calls import images_of, prepared, takes_one_image
+from atsaudit.candidate_attacks import PRESETS
 from atsaudit.config import Case
-from atsaudit.ladder import PRESETS
 from atsaudit.outcome import Outcome, Pool, judge
-from atsaudit.recorded import (
+from atsaudit.run_audit import images_of, prepared, takes_one_image
+from atsaudit.views import Seen
+from atsfed import flower
+from atslib.attacks import reconstruct
+from atslib.attacks.attack import Attack
+from atslib.clients.observe import observe
+from atslib.clients.records import (
     Record,
     Recorded,
     client_mode,
@@ -29,11 +34,6 @@ from atsaudit.recorded import (
     observed,
     steps_contradiction,
 )
-from atsaudit.views import Seen
-from atsfed import flower
-from atslib.attacks import reconstruct
-from atslib.attacks.attack import Attack
-from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError, check_whole, choose
 from atslib.models import Loss

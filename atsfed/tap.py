@@ -13,12 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from atsaudit.sources import own_defense
 from atsfed.declared import Declared
 from atsfed.federation import Federation
 from atslib.attacks.explained import in_labels
 from atslib.checkpoints import read_tensors, write_tensors
-from atslib.clients.defenses.defense import Transformation
+from atslib.clients.defenses.defense import Transformation, own_defense
 from atslib.clients.sums import summed
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError

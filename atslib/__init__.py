@@ -1,9 +1,10 @@
 """Learned privacy transformations for collaborative learning.
 
-From the ground up: `errors`, `rng`, `files` and `checkpoints`; `data`, `policies`, `measures`; `models`
-and `gradients`; `clients` (what they do and what a server sees of it); `attacks`; `scores`; and the
-shell, `python -m atslib`. Imports point down. A name is imported when it is first used, so
-that `import atslib` does not wait for torch. To add a public name: one entry in `_HOMES`.
+From the ground up: `errors`, `rng`, `files`, `checkpoints` and `named`; `data`, `policies`,
+`measures`; `models` and `gradients`; `clients` (what they do and what a server sees of it);
+`attacks`; `scores`; and the shell, `python -m atslib`. Imports point down. A name is imported when
+it is first used, so that `import atslib` does not wait for torch. To add a public name: one entry
+in `_HOMES`.
 """
 
 import importlib

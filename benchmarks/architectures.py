@@ -33,7 +33,7 @@ from torch.overrides import TorchFunctionMode
 
 import atsaudit
 import atslib
-from atsaudit.calls import networks_of
+from atsaudit.run_audit import networks_of
 from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError

@@ -10,9 +10,9 @@ from torch.nn import functional
 import atsaudit
 import atslib
 from atsaudit import work
-from atsaudit.calls import networks_of
+from atsaudit.candidate_attacks import LAYERS, candidates, is_faint
 from atsaudit.config import Case
-from atsaudit.ladder import LAYERS, candidates, is_faint
+from atsaudit.run_audit import networks_of
 from atslib.attacks import PatchEmbedding
 from atslib.attacks.analytic import patches_of
 from atslib.measures.metrics import psnr

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from atsaudit.outcome import share_interval
 from atsbook.texts import audited
 from atsbook.texts.audited import (
     MARK,
@@ -17,6 +16,7 @@ from atsbook.texts.audited import (
 )
 from atslib.errors import AtsError
 from atslib.files import project_root
+from atslib.measures.intervals import share_interval
 
 ROOT = project_root()
 

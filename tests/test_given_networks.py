@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import atsaudit
 import atslib
-from atsaudit.calls import TAKEN, TakesScores, prepared
+from atsaudit.run_audit import TAKEN, TakesScores, prepared
 from atslib.clients.updates import observe_weights
 from atslib.models import Normalize
 from atslib.scores.scores import jacobian

@@ -20,6 +20,7 @@ ROOMS = (
     "rng",
     "files",
     "copying",
+    "named",
     "checkpoints",
     "weights",
     "data",
@@ -130,6 +131,11 @@ def test_packages_import_from_those_below_them_alone():
 def test_library_and_audit_need_no_tables_and_no_plots():
     below = [*LIBRARY, *SHELL, *AUDIT]
     assert taken(below, {"pandas", "matplotlib"}) == {}
+
+
+def test_of_a_federation_the_gate_alone_is_an_audit():
+    own = [name for name in FILES if name.startswith("atsfed")]
+    assert set(taken(own, {"atsaudit"})) == {"atsfed.gate"}
 
 
 def upwards(names, floors, own):

@@ -14,9 +14,9 @@ from checks import refused
 from torch import nn
 
 import atslib
-from atsaudit.recorded import Record, Recorded, observed
 from atslib import ATTACKS, Normalize, ThreatModel, rng
 from atslib.attacks.objective import Objective
+from atslib.clients.records import Record, Recorded, observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
 from atslib.gradients.problems import unflatten

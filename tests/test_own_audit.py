@@ -20,19 +20,21 @@ from torch import nn
 
 import atsaudit
 import atslib
-from atsaudit import outcome, recorded, work
+from atsaudit import named_photographs, outcome, update_files, work
+from atsaudit.candidate_attacks import FirstLayer, candidates
 from atsaudit.config import AuditConfig, cases_of
-from atsaudit.ladder import FirstLayer, candidates
+from atsaudit.named_photographs import named_wrongly
 from atsaudit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
-from atsaudit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
+from atsaudit.outcome import Pool, bits
 from atsaudit.page import page as html_page
-from atsaudit.recorded import named_wrongly
 from atslib.__main__ import main
 from atslib.attacks import GradientMatching
+from atslib.clients.records import client_mode, mode_contradiction, network_of, observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
 from atslib.gradients.problems import flatten, problem_gradients
 from atslib.gradients.routes import Route
+from atslib.measures.intervals import lower_bound, needed, upper_bound
 from atslib.models import with_loss
 
 pytestmark = pytest.mark.slow
@@ -94,7 +96,7 @@ def report_of(model=None, **settings):
 def test_the_name_is_the_function_whatever_is_imported_first_and_needs_no_plots():
     code = (
         "import atsaudit.config, atsaudit.page, atslib; from atsaudit.report import AuditReport; "
-        "import atsaudit.calls, atsaudit.sources; "
+        "import atsaudit.run_audit, atsaudit.sources; "
         "from atsaudit import audit; assert callable(atsaudit.audit) and atsaudit.audit is audit; "
         "assert not {'pandas', 'matplotlib'} & set(sys.modules)"
     )
@@ -348,11 +350,6 @@ def test_candidates_are_of_the_own_class_where_it_has_enough_images():
     assert sorted(candidates[0].tolist()) == list(range(len(some)))
     assert int(candidates[0, place]) == 0
     assert float(pool.chance(rows[:1])) == pytest.approx(1 / 12)  # the label alone
-
-
-def test_intervals_are_those_of_clopper_and_pearson():
-    assert share_interval(0, 32) == pytest.approx((0, 1 - 0.025 ** (1 / 32)))
-    assert upper_bound(0, needed(0.05)) <= 0.05 < upper_bound(0, needed(0.05) - 1)
 
 
 def test_a_resumed_audit_is_the_uninterrupted_one(tmp_path, monkeypatch):
@@ -855,12 +852,14 @@ def test_the_photographs_behind_an_update_are_told_from_others_of_their_classes(
 
 def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is_short(monkeypatch):
     seconds = iter(range(0, 100_000, 2))  # a step or a question takes two
-    monkeypatch.setattr(recorded.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(named_photographs.time, "monotonic", lambda: next(seconds))
     rows = [0, 30]
     view = updates_of(rows, model=small(), steps=10)
     made = []
-    again = recorded._again
-    monkeypatch.setattr(recorded, "_again", lambda *args: made.append(args[-1]) or again(*args))
+    again = named_photographs._again
+    monkeypatch.setattr(
+        named_photographs, "_again", lambda *args: made.append(args[-1]) or again(*args)
+    )
     assert named(view, rows, seconds=60.0) == ""
     assert set(made) == {1}
     assert 2 * len(made) < 60  # in the time there is
@@ -986,7 +985,7 @@ def kept_of(folder, model, rows, *, mode="train", kind="weights", steps=1, facts
         {name: value.clone() for name, value in after.items()}, folder / "received.safetensors"
     )
     (folder / "update.json").write_text(json.dumps({"lr": LR, "images": rows} | (facts or {})))
-    return recorded.read(folder, number=None, kind=None, lr=None, steps=None)
+    return update_files.read(folder, number=None, kind=None, lr=None, steps=None)
 
 
 @pytest.mark.parametrize("kind", ["weights", "difference"])
@@ -996,9 +995,9 @@ def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, moment
     model = with_statistics(momentum)
     kept = kept_of(tmp_path / "a", model, [5, 30], kind=kind, steps=steps)
     assert (kept.kind, kept.steps, kept.contradiction) == (kind, steps, "")
-    assert recorded.client_mode(kept) == "train"
-    assert recorded.mode_contradiction(kept, "train") == ""
-    assert "have moved, as in train mode" in recorded.mode_contradiction(kept, "eval")
+    assert client_mode(kept) == "train"
+    assert mode_contradiction(kept, "train") == ""
+    assert "have moved, as in train mode" in mode_contradiction(kept, "eval")
     said = {"steps": steps + 4}
     kept = kept_of(tmp_path / "b", model, [5, 30], kind=kind, steps=steps, facts=said)
     assert kept.steps == steps + 4
@@ -1011,19 +1010,19 @@ def test_a_servers_mean_over_counters_is_no_whole_number_and_a_client_goes_on_fr
     sent = {name: value.clone() for name, value in model.state_dict().items()}
     sent["1.num_batches_tracked"] = torch.tensor(107.75)
     kept = kept_of(tmp_path / "a", model, [5, 30], steps=2, sent=sent)
-    assert (kept.kind, kept.steps, recorded.client_mode(kept)) == ("weights", 2, "train")
+    assert (kept.kind, kept.steps, client_mode(kept)) == ("weights", 2, "train")
     kept = kept_of(tmp_path / "b", model, [5, 30], mode="eval", sent=sent, facts={"steps": 2})
-    assert (kept.contradiction, recorded.client_mode(kept)) == ("", "eval")
+    assert (kept.contradiction, client_mode(kept)) == ("", "eval")
 
 
 def test_buffers_that_have_not_moved_say_eval_mode_and_none_say_nothing(tmp_path):
     kept = kept_of(tmp_path / "a", with_statistics(), [5], mode="eval", facts={"steps": 1})
-    assert recorded.client_mode(kept) == "eval"
-    assert "have not moved" in recorded.mode_contradiction(kept, "train")
+    assert client_mode(kept) == "eval"
+    assert "have not moved" in mode_contradiction(kept, "train")
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     kept = kept_of(tmp_path / "b", plain, [5], facts={"steps": 1})
-    assert recorded.client_mode(kept) is None
-    assert recorded.mode_contradiction(kept, "train") == ""
+    assert client_mode(kept) is None
+    assert mode_contradiction(kept, "train") == ""
 
 
 def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
@@ -1033,9 +1032,11 @@ def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
     for mode, least, most in (("train", 0.999, 1.01), ("eval", -1, 0.99)):
         threat = atslib.ThreatModel(batch=2, victim=mode)
         rows = torch.tensor([5, 30])
-        view = recorded.observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
+        view = observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
         stream = torch.Generator().manual_seed(0)
-        made, _ = recorded._again(view, rows, images.pixels, images.labels[rows], stream, 1)
+        made, _ = named_photographs._again(
+            view, rows, images.pixels, images.labels[rows], stream, 1
+        )
         assert least < float(torch.cosine_similarity(view.gradients[0], made, dim=0)) < most
 
 
@@ -1359,18 +1360,19 @@ def _report(place):
 def test_names_of_wrappers_on_either_side_of_an_update_are_the_networks(
     place, kept_head, sent, received
 ):
-    from atsaudit import recorded
-    from atsaudit.sources import named
+    from atslib.named import named
 
     before, after = kept_head
     _sent(place, WRAPS[sent](before), WRAPS[received](after))
     model = named("headed.py:build", "--model")()
-    seen = recorded.read(place / "seen", number=None, kind=None, lr=None, steps=None, network=model)
+    seen = update_files.read(
+        place / "seen", number=None, kind=None, lr=None, steps=None, network=model
+    )
     assert seen.kind == "weights"
     for name, value in before.items():
         assert torch.equal(seen.sent[name], value)
         assert torch.equal(seen.records[0].arrays[name], after[name])
-    filled = recorded.network_of(seen, model).state_dict()
+    filled = network_of(seen, model).state_dict()
     assert all(torch.equal(filled[name], value) for name, value in before.items())
 
 

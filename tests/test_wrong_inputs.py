@@ -27,12 +27,13 @@ from PIL import Image
 from torch import nn
 
 import atslib
-from atsaudit import recorded
+from atsaudit import update_files
 from atsbook.store import Store
 from atsfed import Federation, Tap
 from atslib import ATTACKS, AtsError, Images, Normalize, SearchConfig, ThreatModel, TrainConfig
 from atslib import __main__ as library
 from atslib.checkpoints import write_tensors
+from atslib.clients.records import observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
 from atslib.measures.batches import align, label_share
@@ -808,10 +809,10 @@ def test_recorded_updates(tmp_path_factory, changed, raw):
 
     def whole():
         given_ = {"number": None, "kind": None, "lr": None, "steps": None}
-        found_ = recorded.read(folder, **given_)
-        rows = recorded.rows_of(found_, (), 2)
+        found_ = update_files.read(folder, **given_)
+        rows = update_files.rows_of(found_, (), 2)
         threat = ThreatModel(batch=len(rows[0]))
-        return recorded.observed(found_, MODEL, rows, LABELS, threat, (3, 32, 32))
+        return observed(found_, MODEL, rows, LABELS, threat, (3, 32, 32))
 
     seen = one_sentence(whole)
     assert seen is None or seen.gradients.isfinite().all()

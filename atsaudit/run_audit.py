@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atsaudit.candidate_attacks import CLOSED
 from atsaudit.config import AuditConfig, Case, cases_of, not_tested
-from atsaudit.ladder import CLOSED
+from atsaudit.named_photographs import named_wrongly
 from atsaudit.outcome import said_of_copies
-from atsaudit.recorded import Recorded, client_mode, named_wrongly, observed
 from atsaudit.report import AuditReport
 from atsaudit.work import Work
 from atslib.checkpoints import fingerprint
+from atslib.clients.records import Recorded, client_mode, observed
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
