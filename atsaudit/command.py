@@ -1,4 +1,4 @@
-"""`python -m atslib audit`."""
+"""What `python -m atsaudit` does."""
 
 import argparse
 import dataclasses

@@ -404,4 +404,4 @@ def _repeat(report: Numbers) -> str:
 
 def command_line(arguments: Iterable[str]) -> str:
     """The command as one could type it again."""
-    return "python -m atslib " + " ".join(map(shlex.quote, arguments))
+    return "python -m atsaudit " + " ".join(map(shlex.quote, arguments))

@@ -21,13 +21,13 @@ from torch import nn
 import atsaudit
 import atslib
 from atsaudit import named_photographs, outcome, update_files, work
+from atsaudit.__main__ import main
 from atsaudit.candidate_attacks import FirstLayer, candidates
 from atsaudit.config import AuditConfig, cases_of
 from atsaudit.named_photographs import named_wrongly
 from atsaudit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
 from atsaudit.outcome import Pool, bits
 from atsaudit.page import page as html_page
-from atslib.__main__ import main
 from atslib.attacks import GradientMatching
 from atslib.clients.records import client_mode, mode_contradiction, network_of, observed
 from atslib.clients.updates import LocalTraining, observe_weights
@@ -659,9 +659,7 @@ def place(tmp_path, monkeypatch):
 
 def shell(*options, quick=True):
     few = ["--images", "8", "--steps", "4"] if quick else []
-    return main(
-        ["audit", "--model", "mine.py:build", "--data", "photos", "--out", "out", *few, *options]
-    )
+    return main(["--model", "mine.py:build", "--data", "photos", "--out", "out", *few, *options])
 
 
 def test_one_command_on_a_folder_of_photographs(place, capsys):
@@ -670,7 +668,7 @@ def test_one_command_on_a_folder_of_photographs(place, capsys):
     assert "8 of 8 photographs are recognized" in said
     assert "above the limit (found at most 5.0%)" in said
     page = (place / "out" / "report.html").read_text(encoding="utf-8")
-    assert "python -m atslib audit --model mine.py:build" in page
+    assert "python -m atsaudit --model mine.py:build" in page
     assert (place / "out" / "report.json").exists()
 
 

@@ -27,6 +27,7 @@ from PIL import Image
 from torch import nn
 
 import atslib
+from atsaudit import __main__ as audit
 from atsaudit import update_files
 from atsbook.store import Store
 from atsfed import Federation, Tap
@@ -877,9 +878,14 @@ def test_arrays_of_strangers(array, cut, flip, other, name, form):
 
 # --- the shell -------------------------------------------------------------------------------------------------------
 
+# A program, its options, and others without which it does nothing.
 COMMANDS = {
-    "search": "search --dataset shapes --model lenet-2 --policies 2",
-    "audit": "audit --model lenet-2 --data shapes",
+    "search": (
+        library.main,
+        library.COMMANDS["search"][2:],
+        "search --dataset shapes --model lenet-2 --policies 2",
+    ),
+    "audit": (audit.main, audit.COMMAND[2:], "--model lenet-2 --data shapes"),
 }
 
 
@@ -888,9 +894,7 @@ COMMANDS = {
     command=st.sampled_from(sorted(COMMANDS)).flatmap(
         lambda name: st.tuples(
             st.just(name),
-            st.sampled_from(
-                [names[0] for names, _ in library.COMMANDS[name][2:] if names[0] != "--out"]
-            ),
+            st.sampled_from([names[0] for names, _ in COMMANDS[name][1] if names[0] != "--out"]),
         )
     ),
     value=st.one_of(
@@ -902,9 +906,10 @@ def test_options_of_the_shell(tmp_path_factory, command, value):
     name, option = command
     out = tmp_path_factory.mktemp("out") / "file"
     out.touch()
-    words = [*COMMANDS[name].split(), "--out", str(out / "below"), f"{option}={value}"]
+    program, _, needed = COMMANDS[name]
+    words = [*needed.split(), "--out", str(out / "below"), f"{option}={value}"]
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert library.main(words) == 2
+        assert program(words) == 2
     assert said.getvalue().startswith("error: ")
     assert said.getvalue().count("\n") == 1
 
