@@ -365,7 +365,7 @@ def protects(bits: Change, gain: Change, *, p_holm: float | None = None) -> bool
     or without effect: see the intervals.
 
     Args:
-        bits: `change` of `atslib.bits` from undefended to defended.
+        bits: `change` of `atslib.measures.found.bits` from undefended to defended.
         gain: `change` of `atslib.measures.guesses.gain`, in dB, on the same images.
         p_holm: adjusted p of `bits`; None where the cell is a family of its own.
     """
