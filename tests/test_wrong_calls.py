@@ -68,13 +68,11 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("wrong", INPUTS)
-@pytest.mark.parametrize("door", ["observe", "example_gradients", "gradsim_curve"])
+@pytest.mark.parametrize("door", [atslib.observe, example_gradients, gradsim_curve])
 def test_whoever_takes_a_gradient_says_what_is_wrong_with_its_images_and_labels(door, wrong):
     pixels, labels, said = INPUTS[wrong]
     with refused(said):
-        getattr(atslib, door)(
-            MODEL, pixels, labels, **({"rng": 0} if door == "gradsim_curve" else {})
-        )
+        door(MODEL, pixels, labels, **({"rng": 0} if door is gradsim_curve else {}))
 
 
 CALLS = {
