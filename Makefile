@@ -60,7 +60,7 @@ bench: .venv/.ready
 # What can be made again in seconds; .venv and .store stay.
 clean:
 	rm -rf book/_build .pytest_cache .ruff_cache
-	find atslib atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
+	find atslib atsaudit atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
 
 # pip would compile one module after the other; some packages ship files that are not for this
 # Python, and do not compile, and their own tests, which nothing imports.

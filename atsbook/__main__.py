@@ -109,8 +109,7 @@ COMMANDS = {
     ),
 }
 
-LIBRARY = "python -m atslib"
-MOVED = dict.fromkeys(("search", "audit"), LIBRARY)
+MOVED = {"search": "python -m atslib search", "audit": "python -m atsaudit"}
 
 
 def main(arguments: list[str] | None = None) -> int:

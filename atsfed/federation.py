@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atsfed.shards import dirichlet_shards, equal_shards
-from atslib.audit.sources import is_own, own_defense
-from atslib.audit.sources import network as own_network
-from atslib.clients.defenses.defense import Transformation
+from atslib.clients.defenses.defense import Transformation, own_defense
 from atslib.clients.observe import observe
 from atslib.clients.prepare import to_images, transform
 from atslib.clients.updates import LocalTraining, observe_weights
@@ -18,7 +16,8 @@ from atslib.clients.view import Observed, ThreatModel
 from atslib.data.folder import load_folder
 from atslib.data.load import DATASETS, Images, load, measured_normalization, normalization
 from atslib.errors import AtsError, check_most, check_types, choose
-from atslib.models import build_model, starting_with
+from atslib.models import build_model, named_model, starting_with
+from atslib.named import is_own
 from atslib.rng import rng
 
 
@@ -118,7 +117,7 @@ class Federation:
             norm = measured_normalization(_whole(self.dataset, "train", self.image_size))
         if is_own(self.model):
             constants = normalization(norm) if isinstance(norm, str) else norm
-            return starting_with(own_network(self.model, images, self.seed), constants)
+            return starting_with(named_model(self.model, images, self.seed), constants)
         stream = rng(self.seed, "weights", self.model)
         return build_model(
             self.model, images.num_classes, channels, norm=norm, image_size=size, rng=stream

@@ -17,14 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from atsaudit.candidate_attacks import PRESETS
+from atsaudit.config import Case
+from atsaudit.outcome import Outcome, Pool, judge
+from atsaudit.run_audit import images_of, prepared, takes_one_image
+from atsaudit.views import Seen
 from atsfed import flower
 from atslib.attacks import reconstruct
 from atslib.attacks.attack import Attack
-from atslib.audit.calls import images_of, prepared, takes_one_image
-from atslib.audit.config import Case
-from atslib.audit.ladder import PRESETS
-from atslib.audit.outcome import Outcome, Pool, judge
-from atslib.audit.recorded import (
+from atslib.clients.observe import observe
+from atslib.clients.records import (
     Record,
     Recorded,
     client_mode,
@@ -32,8 +34,6 @@ from atslib.audit.recorded import (
     observed,
     steps_contradiction,
 )
-from atslib.audit.views import Seen
-from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError, check_whole, choose
 from atslib.models import Loss
@@ -115,7 +115,7 @@ def gate(
             counters of batch normalization tell another number, the gate cannot tell.
         normalize: mean and deviation of each channel, where the network does not start with
             `atslib.Normalize`.
-        loss: what the client trains with, as in `atslib.audit`; by default the cross-entropy.
+        loss: what the client trains with, as in `atsaudit.audit`; by default the cross-entropy.
         every: attack every so many rounds: 1 all, 5 rounds 5, 10 and so on; and the round after one
             that was held back.
         folder: of the figures, a line of JSON per round in `gate.jsonl`.

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from atsfed.declared import Declared
 from atsfed.federation import Federation
 from atslib.attacks.explained import in_labels
-from atslib.audit.sources import own_defense
 from atslib.checkpoints import read_tensors, write_tensors
-from atslib.clients.defenses.defense import Transformation
+from atslib.clients.defenses.defense import Transformation, own_defense
 from atslib.clients.sums import summed
 from atslib.clients.view import Observed, Update
 from atslib.errors import AtsError

@@ -16,16 +16,25 @@ from atsfed import flower
 from atsfed.declared import Declared
 from atsfed.tap import WORD, one_line, read_hashed
 from atslib.attacks.explained import in_labels, warn
-from atslib.audit.recorded import (
-    BETWEEN,
+from atslib.clients.observe import attackers_view
+from atslib.clients.record_files import (
+    COUNT,
+    NODE,
+    SENT,
+    answers_in,
+    arrays_of,
+    metrics_and_records,
+    round_folder,
+    write_answer,
+    write_sent,
+)
+from atslib.clients.records import (
     Record,
     Recorded,
     client_mode,
     mode_contradiction,
     steps_contradiction,
 )
-from atslib.checkpoints import write_tensors
-from atslib.clients.observe import attackers_view
 from atslib.clients.view import Observed, ThreatModel
 from atslib.errors import AtsError, check_kind, check_whole
 from atslib.files import write_atomically
@@ -36,8 +45,6 @@ from atslib.models import Normalize, copied, shared_parameters
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-
-COUNT = "num-examples"  # the metric of Flower's own strategies
 
 
 class Watched(Strategy):
@@ -69,9 +76,7 @@ class Watched(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Keep the weights, and send what the strategy sends."""
-        write_tensors(
-            _round(self.folder, server_round) / "sent.safetensors", flower._tensors(arrays), {}
-        )
+        write_sent(self.folder, server_round, flower._tensors(arrays))
         return self.strategy.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -86,13 +91,11 @@ class Watched(Strategy):
                 continue
             node = reply.metadata.src_node_id
             try:
-                tensors, facts = _answer(reply, f"node {node} in round {server_round}")
+                records, numbers = _answer(reply, f"node {node} in round {server_round}")
             except AtsError as error:
                 refused.append(one_line(error))
                 continue
-            write_tensors(
-                _round(self.folder, server_round) / f"node-{node}.safetensors", tensors, facts
-            )
+            write_answer(self.folder, server_round, node, records, numbers)
             readable.append(reply)
         result, unlike = _without_odd(
             self.strategy.aggregate_train, server_round, readable, (None, None)
@@ -106,7 +109,7 @@ class Watched(Strategy):
             logging.getLogger("flwr").warning("%s", sentence)
         if sentences:
             text = "".join(f"{sentence}\n" for sentence in sentences)
-            file = _round(self.folder, number) / "refused.txt"
+            file = round_folder(self.folder, number) / "refused.txt"
             write_atomically(file, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def configure_evaluate(
@@ -133,16 +136,15 @@ class Watched(Strategy):
         self.strategy.summary()
 
 
-def _answer(reply: Message, who: str) -> tuple[dict[str, Tensor], dict]:
-    """The arrays of an answer, each under the names of its record and its own, and all its metrics.
+def _answer(reply: Message, who: str) -> tuple[dict[str, dict[str, Tensor]], dict]:
+    """The arrays of an answer by the names of their records, and all its metrics.
 
     Raises:
         AtsError: an array cannot be read, or the number of examples is none.
     """
-    tensors = {}
-    for record, arrays in reply.content.array_records.items():
-        for name, tensor in flower.read(arrays, who).items():
-            tensors[f"{record}{BETWEEN}{name}"] = tensor
+    records = {
+        record: flower.read(arrays, who) for record, arrays in reply.content.array_records.items()
+    }
     metrics = reply.content.metric_records.values()
     numbers = {name: value for record in metrics for name, value in record.items()}
     count = numbers.get(COUNT, 0)
@@ -151,7 +153,7 @@ def _answer(reply: Message, who: str) -> tuple[dict[str, Tensor], dict]:
         raise AtsError(
             f"{who} says {COUNT}={count!r}, which must be a number, at least 0; it is left out"
         )
-    return tensors, {"numbers": numbers, "records": list(reply.content.array_records)}
+    return records, numbers
 
 
 def _without_odd(
@@ -272,20 +274,20 @@ def watched(
     check_kind("watched: declared", declared, Declared, "an atsfed.Declared")
     check_kind("watched: normalize", normalize, Normalize, "an atslib.Normalize")
     check_kind("watched: network", network, nn.Module, "a torch.nn.Module")
-    place = _round(folder, number)
-    if not (place / "sent.safetensors").exists():
+    place = round_folder(folder, number)
+    if not (place / SENT).exists():
         raise AtsError(f"{place} was not recorded")
     model = nn.Sequential(normalize, copied(network))
-    sent = read_hashed(place / "sent.safetensors")[0]
-    _fill(model[1], sent, place / "sent.safetensors")
+    sent = read_hashed(place / SENT)[0]
+    _fill(model[1], sent, place / SENT)
     shared = shared_parameters(model[1]).values()
     before = torch.cat([parameter.detach().flatten() for parameter in shared])
     seen = Seen()
     left_out = []
     nodes = {}
-    files = sorted(place.glob("node-*.safetensors"))
+    files = answers_in(place)
     for file in files:
-        node = file.stem.removeprefix("node-")
+        node = file.stem.removeprefix(NODE)
         try:
             client, images, arrays = _read(file, node, by, record, most, network)
         except AtsError as error:
@@ -321,10 +323,7 @@ def _read(
 ) -> tuple[int, int, dict[str, Tensor]]:
     """Client, number of images and arrays of one answer; `AtsError` if it cannot be taken."""
     tensors, facts = read_hashed(file)
-    numbers = facts.get("numbers")
-    records = facts.get("records")
-    if not isinstance(numbers, dict) or not isinstance(records, list):
-        raise AtsError(f"{file} is no answer that a `Watched` strategy has kept")
+    numbers, records = metrics_and_records(file, facts)
     numbers = numbers | {"": int(node)} if node.lstrip("-").isdigit() else numbers
     if missing := {COUNT, by} - numbers.keys():
         there = one_line(", ".join(sorted(numbers)))
@@ -342,12 +341,7 @@ def _read(
             )
     if images > most:
         raise AtsError(f"{file}: it says it is of {images:.0f} images, more than most={most}")
-    before = f"{named}{BETWEEN}"
-    own = {
-        name.removeprefix(before): value
-        for name, value in tensors.items()
-        if name.startswith(before)
-    }
+    own = arrays_of(named, tensors)
     _check_arrays(network, own, file)
     return int(client), int(images), own
 
@@ -359,10 +353,6 @@ def _is_whole(value: object) -> bool:
         and math.isfinite(value)
         and value == int(value)
     )
-
-
-def _round(folder: Path | str, number: int) -> Path:
-    return Path(folder) / f"round-{number:05d}"
 
 
 def _row(network: nn.Module, tensors: dict[str, Tensor]) -> Tensor:

@@ -1,9 +1,10 @@
 """Learned privacy transformations for collaborative learning.
 
-From the ground up: `errors`, `rng`, `files` and `checkpoints`; `data`, `policies`, `measures`; `models`
-and `gradients`; `clients` (what they do and what a server sees of it); `attacks`; `scores`; `audit`;
-and the shell, `python -m atslib`. Imports point down. A name is imported when it is first used, so
-that `import atslib` does not wait for torch. To add a public name: one entry in `_HOMES`.
+From the ground up: `errors`, `rng`, `files`, `checkpoints` and `named`; `data`, `policies`,
+`measures`; `models` and `gradients`; `clients` (what they do and what a server sees of it);
+`attacks`; `scores`; and the shell, `python -m atslib`. Imports point down. A name is imported when
+it is first used, so that `import atslib` does not wait for torch. To add a public name: one entry
+in `_HOMES`.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from atslib import _torchvision
 from atslib._version import __version__ as __version__
 
 # At once, so that a later `import atslib.rng` does not put the module in its place; likewise `audit`.
-from atslib.audit import audit
+from atslib.audit import audit as audit
 from atslib.rng import rng
 
 _torchvision.serve()
@@ -20,31 +21,48 @@ _torchvision.serve()
 _HOMES = {
     "attacks": (
         "ATTACKS",
-        "Attack",
         "GradientMatching",
-        "Reconstruction",
-        "by_knowledge",
         "reconstruct",
-        "restore_labels",
     ),
-    "attacks.line_up": ("line_up", "line_up_each"),
+    "attacks.line_up": ("line_up",),
     "clients.defenses.defense": ("Defense",),
-    "clients.observe": ("Knowledge", "Observed", "ThreatModel", "Update", "observe"),
+    "clients.observe": (
+        "Observed",
+        "ThreatModel",
+        "observe",
+    ),
+    "clients.training": (
+        "TrainConfig",
+        "evaluate",
+        "fit",
+    ),
     "clients.updates": ("LocalTraining",),
-    "clients.training": ("TrainConfig", "evaluate", "fit", "load_checkpoint", "save_checkpoint"),
     "data.folder": ("load_folder",),
-    "data.load": ("Images", "load"),
+    "data.load": (
+        "Images",
+        "load",
+    ),
     "errors": ("AtsError",),
-    "gradients.problems": ("example_gradients",),
-    "measures.found": ("bits", "fit_temperature", "found", "match", "own_class"),
-    "measures.frame": ("frame_psnr",),
-    "measures.guesses": ("gain", "guess_knowing_draw"),
-    "measures.metrics": ("feature_mse", "lpips", "mse", "psnr", "ssim"),
-    "models": ("Normalize", "build_model"),
-    "policies.draws": ("Draw", "draw"),
-    "policies.policy": ("OPS", "Hybrid", "Policy", "load_policies", "parse_policy"),
-    "scores.scores": ("accuracy_score", "gradsim_curve", "privacy_score", "privacy_scores"),
-    "scores.search": ("SearchConfig", "pareto", "search"),
+    "measures.found": (
+        "found",
+        "match",
+        "own_class",
+    ),
+    "measures.metrics": ("psnr",),
+    "models": (
+        "Normalize",
+        "build_model",
+    ),
+    "policies.draws": ("draw",),
+    "policies.policy": (
+        "Policy",
+        "parse_policy",
+    ),
+    "scores.scores": ("privacy_score",),
+    "scores.search": (
+        "SearchConfig",
+        "search",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 _ROOMS = (
@@ -60,7 +78,7 @@ _ROOMS = (
 )
 _MODULES = {room: room for room in _ROOMS} | {"transforms": "policies.operations"}
 
-__all__ = ["audit", "rng", "transforms"]
+__all__ = ["rng"]
 __all__ += _MODULE_OF
 
 
@@ -71,7 +89,10 @@ def __getattr__(name: str) -> object:
     elif name in _MODULES:
         value = importlib.import_module(f"atslib.{_MODULES[name]}")
     else:
-        raise AttributeError(f"module 'atslib' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'atslib' has no attribute {name!r}; it has {', '.join(sorted(__all__))}, and all else by module, "
+            "such as atslib.measures.metrics"
+        )
     globals()[name] = value
     return value
 

@@ -1,10 +1,8 @@
-"""`python -m atslib`: search policies, and audit a network, from the shell."""
+"""`python -m atslib`: search policies from the shell. Auditing a network is `python -m atsaudit`."""
 
 import importlib
 import math
 import sys
-from pathlib import Path
-from types import ModuleType
 
 from atslib.shell import (
     MODEL,
@@ -16,6 +14,7 @@ from atslib.shell import (
     number_between,
     option,
     run_command,
+    say,
     start,
 )
 
@@ -28,141 +27,6 @@ SIZE = option(
 
 # The function of the same name in `atslib.commands` does it.
 COMMANDS = {
-    "audit": (
-        "how much your own network gives away: attack it with your own photographs, and write a report",
-        "finished cases are kept in --out, run the same command to go on",
-        option(
-            "--model",
-            required=True,
-            help="file.py:name or package.module:name of a network or a function that "
-            "gives one, or a name such as resnet20-4",
-        ),
-        option(
-            "--weights",
-            type=Path,
-            help="safetensors, npz, an index of parts, or a state dict or checkpoint that torch saved; untrained without "
-            "them",
-        ),
-        option(
-            "--shared",
-            help="layers that clients send, such as features,neck.1, where they keep others, such as their head, to "
-            "themselves; default: all, or those that were sent",
-        ),
-        option(
-            "--mean",
-            help="of each channel, such as 0.485,0.456,0.406, where the network has no Normalize layer",
-        ),
-        option(
-            "--std",
-            help="of each channel, such as 0.229,0.224,0.225; 1 where it takes pixels in [0, 1]",
-        ),
-        option(
-            "--loss",
-            help="file.py:name of a function of scores and labels; default: the cross-entropy",
-        ),
-        option(
-            "--data",
-            required=True,
-            help="folder with a subfolder per class, file.py:name of a Dataset, or a data set's name",
-        ),
-        option(
-            "--image-size",
-            type=at_least(8),
-            help="side of a folder's images, in pixels; default: their own",
-        ),
-        option(
-            "--fit",
-            choices=("resize", "crop"),
-            default="resize",
-            help="how a folder's images become square",
-        ),
-        option("--batch", default="1,8", help="images behind one gradient or update; default 1,8"),
-        option(
-            "--local-steps",
-            type=at_least(1),
-            help="clients train so many steps and share the change of weights; default: one gradient",
-        ),
-        option(
-            "--lr",
-            type=number_between(0, math.inf, "a number above 0"),
-            help="step size of that training",
-        ),
-        option(
-            "--optimizer",
-            choices=("sgd", "momentum", "adam"),
-            default="sgd",
-            help="of that training",
-        ),
-        option("--policy", default="", help="of the clients, such as 3-1-7+43-18-18"),
-        option(
-            "--defense",
-            default="",
-            help="of the clients beside it, such as prune:0.7 or 'clip:1 | gaussian:0.01'",
-        ),
-        option(
-            "--labels",
-            choices=("known", "restored"),
-            default="known",
-            help="whether the server knows them",
-        ),
-        option(
-            "--victim",
-            choices=("eval", "train"),
-            help="how clients run batch normalization; default: as recorded updates tell, else eval",
-        ),
-        option(
-            "--batch-norm",
-            choices=("known", "unknown"),
-            default="known",
-            help="whether its statistics are shared",
-        ),
-        option(
-            "--clients",
-            type=at_least(1),
-            default=1,
-            help="secure sums: the server sees that of so many clients",
-        ),
-        option("--rounds", type=at_least(1), default=1, help="in which the same images are shared"),
-        option(
-            "--pretrained",
-            action="store_true",
-            help="training starts from --weights: untrained is the control only",
-        ),
-        option(
-            "--update",
-            type=Path,
-            help="recorded updates: a folder of `Watched`, or one with sent and received weights and update.json",
-        ),
-        option("--round", type=at_least(1), help="of a folder of `Watched`; default: the first"),
-        option(
-            "--kind",
-            choices=("weights", "difference", "gradient"),
-            help="of recorded updates; default: told from them",
-        ),
-        option(
-            "--limit",
-            help="such as 'found<=5%%'; exit status 0 within it, 3 above it, 4 cannot tell",
-        ),
-        option(
-            "--budget",
-            type=duration,
-            default=600.0,
-            help="time for all of it, such as 90s, 10m or 2h; default 10m",
-        ),
-        option(
-            "--images",
-            type=at_least(2),
-            help="attacked in each case; default: as many as the budget allows",
-        ),
-        option(
-            "--steps",
-            type=at_least(1),
-            help="of each attack; default: as many as the budget allows",
-        ),
-        option("--no-pictures", action="store_true", help="write no picture; they are private"),
-        *PLACE,
-        option("--out", **OUT, help="folder for report.html, report.json, table.csv and pictures"),
-    ),
     "search": (
         "search policies for a data set, or for an own folder of images",
         "what is finished is kept in a folder beside --out, run the same command to go on",
@@ -219,26 +83,32 @@ COMMANDS = {
 }
 
 BOOK = "python -m atsbook"
-MOVED = dict.fromkeys(("run", "report", "bench", "archive", "store"), BOOK)
-
-
-def _functions(command: str) -> ModuleType:
-    """The module whose function does a command."""
-    return importlib.import_module(
-        "atslib.audit.command" if command == "audit" else "atslib.commands"
-    )
+MOVED = {name: f"{BOOK} {name}" for name in ("run", "report", "bench", "archive", "store")}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["audit"]:
+        return _audit(words[1:], arguments is None)
     return run_command(
         arguments,
         prog="python -m atslib",
         description=__doc__,
         commands=COMMANDS,
         moved=MOVED,
-        functions=_functions,
+        functions=lambda command: importlib.import_module("atslib.commands"),
     )
+
+
+def _audit(options: list[str], alone: bool) -> int:
+    """For this release `atslib audit` goes on working, and says where it went."""
+    say("atslib audit is atsaudit now, with the same options; this name goes with the next release")
+    program = importlib.import_module("atsaudit.__main__")  # by its name: it is above the library
+    if not alone:
+        return program.main(options)
+    sys.argv[1:] = options
+    return program.main()
 
 
 def script() -> None:

@@ -4,6 +4,7 @@ exit status.
 
 import argparse
 import dataclasses
+import importlib
 import math
 import re
 import sys
@@ -13,8 +14,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from atslib.attacks import ATTACKS
-from atslib.audit.calls import audited
-from atslib.audit.config import LEAST_IMAGES
 from atslib.checkpoints import fingerprint, plain, read_tensors, write_tensors
 from atslib.clients.training import TrainConfig, fit
 from atslib.data.folder import load_folder
@@ -150,7 +149,10 @@ def _attacked_winner(
     """
     if not policy:
         return "the best policy does nothing, so it is not attacked"
-    if len(images) < LEAST_IMAGES + 1:
+    # By their names: they are above the library.
+    audit = importlib.import_module("atsaudit").audit
+    least = importlib.import_module("atsaudit.config").LEAST_IMAGES
+    if len(images) < least + 1:
         return f"the best policy is not attacked: {len(images)} images are too few"
     settings = {
         "batch": (1,),
@@ -161,10 +163,9 @@ def _attacked_winner(
     }
     if args.attack_steps:
         settings["steps"] = args.attack_steps
-    report = audited(
-        semi_trained, images, None, settings, untrained=random_init, normalize=None, folder=None, class_names=(),
-        progress=sys.stderr.isatty(),
-    )  # fmt: skip
+    report = audit(
+        semi_trained, images, untrained=random_init, progress=sys.stderr.isatty(), **settings
+    )
     lines = [
         f"the best policy, {policy}, under attack on the semi-trained network ({args.attack_winner:.0f} s):"
     ]

@@ -7,6 +7,7 @@ Images go in as floats in [0, 1]; logits come out. Gradients are computed with `
 import contextlib
 import dataclasses
 import functools
+import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,9 @@ from torch.func import functional_call
 from torch.overrides import handle_torch_function, has_torch_function
 
 from atslib.copying import apart, deep_copy
-from atslib.data.load import normalization
+from atslib.data.load import Images, normalization
 from atslib.errors import AtsError, check_whole
+from atslib.named import named
 from atslib.rng import as_stream
 
 LARGEST_CONSTANT = (
@@ -411,6 +413,50 @@ def build_model(
         if isinstance(layer, nn.Conv2d) and any(layer.padding):
             layer.padding_mode = padding  # as its constructor would have set it
     return nn.Sequential(front, network).eval()
+
+
+def named_model(text: str, images: Images, seed: int, norm: tuple | None = None) -> nn.Module:
+    """The network that a text names: a factory, a module, or one of `build_model`'s.
+
+    Args:
+        text: "file.py:name", "package.module:name", or a name such as "resnet20-4".
+        images: those that it is for; a factory gets its arguments
+            `num_classes`, `in_channels` and `image_size` where it has them.
+        seed: of its weights.
+        norm: mean and deviation of each channel, for a name.
+    """
+    _, channels, size, _ = images.pixels.shape
+    if ":" not in text:
+        return build_model(text, images.num_classes, channels, norm=norm, image_size=size, rng=seed)
+    found = named(text, "--model")
+    if isinstance(found, nn.Module):
+        return found
+    if not callable(found):
+        raise AtsError(
+            f"--model {text!r} is a {type(found).__name__}; it must be a network, or a function that gives one"
+        )
+    known = {"num_classes": images.num_classes, "in_channels": channels, "image_size": size}
+    try:
+        taken = {
+            name: value
+            for name, value in known.items()
+            if name in inspect.signature(found).parameters
+        }
+    except (TypeError, ValueError):
+        taken = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            made = found(**taken)
+        except Exception as error:
+            raise AtsError(
+                f"--model {text!r} failed when it was called: {type(error).__name__}: {error}"
+            ) from None
+    if not isinstance(made, nn.Module):
+        raise AtsError(
+            f"--model {text!r} gives a {type(made).__name__}; it must give a torch.nn.Module"
+        )
+    return made
 
 
 @functools.lru_cache(maxsize=256)  # it is asked each time a network is built, and takes as long

@@ -131,29 +131,79 @@ def run_command(
     moved: Mapping[str, str],
     functions: Callable[[str], ModuleType],
 ) -> int:
-    """Run one command; the exit status. A wrong input is one line on stderr, never a traceback.
+    """Run one of a program's commands; the exit status.
 
     Args:
         arguments: those of the process where it is None.
-        moved: commands that are elsewhere now, and where.
+        moved: names of commands that are elsewhere now, and what to type there.
         functions: gives the module whose function of a command's name (with _ for -) does it;
             called once the options were read, because torch takes seconds to import.
     """
-    args = None
     words = sys.argv[1:] if arguments is None else arguments
-    try:
+
+    def read() -> argparse.Namespace:
         if words and words[0] in moved:
-            raise AtsError(
-                f"{words[0]} is a command of `{moved[words[0]]}` now: {moved[words[0]]} {words[0]}"
-            )
-        args = parser(prog, description, commands).parse_args(words)
+            raise AtsError(f"{words[0]} is `{moved[words[0]]}` now")
+        return parser(prog, description, commands).parse_args(words)
+
+    def run(args: argparse.Namespace) -> int | None:
+        return getattr(functions(args.command), args.command.replace("-", "_"))(args)
+
+    return _run(
+        words, arguments is None, read, run, interrupted=lambda args: commands[args.command][1]
+    )
+
+
+def run_program(
+    arguments: list[str] | None,
+    *,
+    prog: str,
+    command: tuple,
+    function: Callable[[argparse.Namespace], int | None],
+) -> int:
+    """Run a program that does one thing; the exit status.
+
+    Args:
+        arguments: those of the process where it is None.
+        command: what it does, what an interrupt leaves, and its options.
+        function: does it.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    purpose, left, *options = command
+
+    def read() -> argparse.Namespace:
+        own = _Command(prog=prog, description=purpose)
+        for names, how in options:
+            own.add_argument(*names, **how)
+        return own.parse_args(words)
+
+    return _run(words, arguments is None, read, function, interrupted=lambda args: left)
+
+
+def _run(
+    words: list[str],
+    alone: bool,
+    read: Callable[[], argparse.Namespace],
+    run: Callable[[argparse.Namespace], int | None],
+    *,
+    interrupted: Callable[[argparse.Namespace], str],
+) -> int:
+    """The exit status; a wrong input is one line on stderr, never a traceback.
+
+    Args:
+        words: what was typed.
+        alone: whether the process is there for this; not where tests and notebooks call it.
+        interrupted: what an interrupt leaves, in words.
+    """
+    args = None
+    try:
+        args = read()
         args.typed = words
-        module = functions(args.command)
-        if arguments is None:  # not where tests and notebooks call this function
+        if alone:
             from atslib.gradients.cpu import keep_memory
 
             keep_memory()
-        return getattr(module, args.command.replace("-", "_"))(args) or 0
+        return run(args) or 0
     except AtsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -162,9 +212,7 @@ def run_command(
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            f"interrupted; {commands[args.command][1]}" if args else "interrupted", file=sys.stderr
-        )
+        print(f"interrupted; {interrupted(args)}" if args else "interrupted", file=sys.stderr)
         return 130
 
 

@@ -8,7 +8,7 @@ that `observe` shares of single images and of pairs, in eval and in train mode, 
 on another copy that the same seed built; and the slope of a single gradient along a fixed direction, which
 attacks follow. Max-pooling takes one of the pixels that are all but equal by a rule of its own, see
 `atslib.models.max_pool`, so that single precision can differ by percents; then double precision is asked too,
-and decides. *Audit*: `atslib.audit` with a minute, the untrained network as its own control. What is
+and decides. *Audit*: `atsaudit.audit` with a minute, the untrained network as its own control. What is
 computed is kept after each network, so that a killed run goes on; the table beside the JSON file is written anew.
 """
 
@@ -31,8 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import atsaudit
 import atslib
-from atslib.audit.calls import networks_of
+from atsaudit.run_audit import networks_of
 from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError
@@ -413,7 +414,7 @@ def audit_of(name: str, budget: float) -> dict[str, object]:
     images = photographs(48, ARCHITECTURES[name].side)
     model = built(name)
     try:
-        report = atslib.audit(
+        report = atsaudit.audit(
             model, images, torch.arange(48) % CLASSES, untrained=model, normalize=NORMALIZE,
             class_names=tuple("abcd"), batch=1, budget=budget,
         )  # fmt: skip

@@ -76,7 +76,7 @@ def vit() -> nn.Module:
 def audited(name: str, photos: Path, weights: Path, folder: Path) -> dict:
     """The report of one audit, and how many seconds the command took."""
     options = shlex.split(AUDITS[name].format(weights=weights))
-    command = [sys.executable, "-m", "atslib", "audit", *options, "--data", str(photos)]
+    command = [sys.executable, "-m", "atsaudit", *options, "--data", str(photos)]
     command += ["--limit", "found<=5%", "--out", str(folder)]
     began = time.monotonic()
     ended = subprocess.run(command, capture_output=True, text=True)

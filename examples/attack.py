@@ -5,6 +5,7 @@ from pathlib import Path
 
 import atslib
 from atslib.clients.prepare import prepare, streams
+from atslib.clients.training import load_checkpoint
 
 DATASET = "shapes"
 MODEL = "convnet-4"
@@ -14,7 +15,7 @@ CHECKPOINT = Path("model.safetensors")  # without it the network is untrained
 images = atslib.load(DATASET, "test")[list(range(4))]
 model = atslib.build_model(MODEL, images.num_classes, norm=DATASET, rng=atslib.rng(0, "weights"))
 if CHECKPOINT.exists():
-    atslib.load_checkpoint(CHECKPOINT, model)
+    load_checkpoint(CHECKPOINT, model)
 private = prepare(images.pixels, atslib.parse_policy(POLICY), rng=streams(0, POLICY))
 seen = atslib.observe(model.eval(), private, images.labels)  # all that the server sees: no image
 attack = dataclasses.replace(atslib.ATTACKS["annealed-convnet"], steps=30)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import atslib
+from atslib.clients.training import save_checkpoint
 
 DATASET = "shapes"  # or cifar100, cifar10, fmnist, tinyimagenet
 MODEL = "convnet-4"
@@ -17,6 +18,6 @@ config = atslib.TrainConfig(policy=POLICY, epochs=EPOCHS)
 state = OUT.with_suffix(".state")  # a training that was ended goes on from here
 atslib.fit(model, train, config, rng=atslib.rng(0, "train"), checkpoint=state)
 accuracy = atslib.evaluate(model, test)
-atslib.save_checkpoint(OUT, model, model=MODEL, dataset=DATASET, policy=POLICY, accuracy=accuracy)
+save_checkpoint(OUT, model, model=MODEL, dataset=DATASET, policy=POLICY, accuracy=accuracy)
 state.unlink(missing_ok=True)
 print(f"{OUT}: test accuracy {accuracy:.2f} %")

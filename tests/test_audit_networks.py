@@ -1,4 +1,4 @@
-"""`atslib.audit` finds what networks that people have give away: the positive control of each."""
+"""`atsaudit.audit` finds what networks that people have give away: the positive control of each."""
 
 import warnings
 
@@ -7,13 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import atsaudit
 import atslib
+from atsaudit import work
+from atsaudit.candidate_attacks import LAYERS, candidates, is_faint
+from atsaudit.config import Case
+from atsaudit.run_audit import networks_of
 from atslib.attacks import PatchEmbedding
 from atslib.attacks.analytic import patches_of
-from atslib.audit import work
-from atslib.audit.calls import networks_of
-from atslib.audit.config import Case
-from atslib.audit.ladder import LAYERS, candidates, is_faint
 from atslib.measures.metrics import psnr
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,7 @@ def test_more_than_chance_is_found_in_the_positive_control(name):
         with torch.no_grad():
             model(pixels[:1] / 255)  # a lazy layer finds its size
     settings = {"batch": 1, "attacked": 8, "steps": 20}
-    report = atslib.audit(model, pixels, labels, untrained=model, normalize=NORM, **settings)
+    report = atsaudit.audit(model, pixels, labels, untrained=model, normalize=NORM, **settings)
     assert report.control.works, report.sentence
     assert best is None or report.control.attack == best
 
@@ -146,7 +147,7 @@ def test_untrained_networks_give_their_photographs_away_layer_by_layer(
     pixels, labels = photographs(side, 50)
     monkeypatch.setattr(work, "SIZES", ((count, steps, 8, 1),))  # nothing is compared
     model = torchvisions(name)
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=count,
         budget=LONG,
     )  # fmt: skip
@@ -160,7 +161,7 @@ def test_a_head_of_zeros_is_drawn_and_the_report_says_so():
     pixels, labels = photographs(32)
     model = vit(32, 8, 48)
     assert not model.heads.head.weight.any()  # as torchvision makes it
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, steps=2
     )
     assert "begins with nothing but zeros in heads.head" in report.notes[0]
@@ -250,7 +251,7 @@ def test_patches_are_exact_where_the_embedding_is_as_wide_as_there_are_patches()
 def test_where_a_defense_spoils_the_closed_form_attacks_are_tried_against_it():
     pixels, labels = photographs(32)
     model = vit(32, 8, 48)
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, pixels, labels, untrained=model, normalize=NORM, batch=1, attacked=4, steps=2,
         defense="prune:0.9",
     )  # fmt: skip

@@ -14,9 +14,9 @@ from atsbook.texts.audited import (
     insert_audits,
     networks,
 )
-from atslib.audit.outcome import share_interval
 from atslib.errors import AtsError
 from atslib.files import project_root
+from atslib.measures.intervals import share_interval
 
 ROOT = project_root()
 

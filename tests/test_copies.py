@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+import atsaudit
 import atslib
-from atslib.audit.outcome import Pool, ranks
+from atsaudit.outcome import Pool, ranks
 from atslib.data.copies import copies, near_copies
 from atslib.data.load import available
 from atslib.errors import AtsError
@@ -125,7 +126,7 @@ def test_an_audit_finds_photographs_that_are_there_twice(again):
         "attacked": 12,
     }
     images = torch.cat([PIXELS, again(PIXELS)])
-    report = atslib.audit(network, images, torch.zeros(40, dtype=torch.int64), **options)
+    report = atsaudit.audit(network, images, torch.zeros(40, dtype=torch.int64), **options)
     assert report.found == 1.0
     attacked = report.results[0].outcome.images % 20
     assert len(attacked.unique()) == len(attacked)  # each photograph is attacked once

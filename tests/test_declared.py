@@ -250,7 +250,7 @@ def test_a_client_that_claims_more_images_than_there_can_be_is_left_out_at_once(
 
 
 def test_an_audit_reads_what_was_watched_and_sees_that_a_bit_was_flipped(seen_round):
-    from atslib.audit.recorded import read
+    from atsaudit.update_files import read
 
     given = {"number": 1, "kind": "weights", "lr": LR, "steps": 1}
     facts = {"images": {"3": ["a.png"], "101": [7]}}  # of a client, and of a node

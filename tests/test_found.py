@@ -326,7 +326,7 @@ def test_the_default_matcher_is_the_one_that_its_rule_chooses_from_the_stored_tr
 
 
 def test_users_find_them_in_the_package():
-    assert (atslib.found, atslib.bits, atslib.match, atslib.own_class) == (
+    assert (atslib.found, bits, atslib.match, atslib.own_class) == (
         found,
         bits,
         match,

@@ -12,8 +12,9 @@ from checks import refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import atsaudit
 import atslib
-from atslib.audit.calls import TAKEN, TakesScores, prepared
+from atsaudit.run_audit import TAKEN, TakesScores, prepared
 from atslib.clients.updates import observe_weights
 from atslib.models import Normalize
 from atslib.scores.scores import jacobian
@@ -103,7 +104,7 @@ def test_the_report_says_what_was_taken():
     model = Giving(Output)
     pixels = PIXELS.repeat(10, 1, 1, 1) // 2
     noise = torch.randint(100, pixels.shape, generator=atslib.rng(1), dtype=torch.uint8)
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, pixels + noise, LABELS.repeat(10), untrained=model, normalize=NORM, batch=1,
         attacked=2, steps=2,
     )  # fmt: skip

@@ -11,8 +11,7 @@ from checks import refused
 from torch import nn
 
 import atslib
-from atslib import restore_labels
-from atslib.attacks import ATTACKS, reconstruct
+from atslib.attacks import ATTACKS, reconstruct, restore_labels
 from atslib.attacks.labels import RULES, infer_labels, to_counts
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.measures.batches import label_share

@@ -16,7 +16,7 @@ from torch import nn
 import atslib
 from atslib import ATTACKS, Normalize, ThreatModel, rng
 from atslib.attacks.objective import Objective
-from atslib.audit.recorded import Record, Recorded, observed
+from atslib.clients.records import Record, Recorded, observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
 from atslib.gradients.problems import unflatten

@@ -24,6 +24,7 @@ from atslib.gradients import problems
 from atslib.gradients.layers import LAYERS
 from atslib.gradients.per_example import SameRules
 from atslib.models import shared_parameters
+from atslib.scores.scores import accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = dataclasses.replace(ATTACKS["adam-cosine"], steps=2)
@@ -736,7 +737,7 @@ def test_a_network_of_nan_chooses_no_policy():
     with refused("nan or infinite"):
         atslib.privacy_score(model, images, "3", rng=0)
     with refused("nan or infinite"):
-        atslib.accuracy_score(model, images, "3", rng=0)
+        accuracy_score(model, images, "3", rng=0)
     small = atslib.SearchConfig(candidates=2, images=2, acc_images=2, points=2, keep=1)
     with refused("nan or infinite"):
         atslib.search(small, model, model, images, seed=0)
@@ -751,7 +752,7 @@ def test_constants_in_units_of_pixels_are_refused():
 
 def test_a_network_that_mixes_its_batch_scores_each_image_alone():
     model, images = seeded(lambda: Mixing("neighbour")), toy(6)
-    whole = atslib.accuracy_score(model, images, "3", rng=0)
+    whole = accuracy_score(model, images, "3", rng=0)
     by_torch = torch.stack([
         torch.autograd.functional.jacobian(lambda x: model(x).sum(), x)[0]
         for x in (atslib.scores.scores.transformed(images, atslib.parse_policy("3"), seed=seed_of()) / 255).split(1)

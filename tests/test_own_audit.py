@@ -1,4 +1,4 @@
-"""`atslib.audit`: one's own network, photographs and updates."""
+"""`atsaudit.audit`: one's own network, photographs and updates."""
 
 import dataclasses
 import functools
@@ -18,20 +18,23 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+import atsaudit
 import atslib
-from atslib.__main__ import main
+from atsaudit import named_photographs, outcome, update_files, work
+from atsaudit.__main__ import main
+from atsaudit.candidate_attacks import FirstLayer, candidates
+from atsaudit.config import AuditConfig, cases_of
+from atsaudit.named_photographs import named_wrongly
+from atsaudit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
+from atsaudit.outcome import Pool, bits
+from atsaudit.page import page as html_page
 from atslib.attacks import GradientMatching
-from atslib.audit import outcome, recorded, work
-from atslib.audit.config import AuditConfig, cases_of
-from atslib.audit.ladder import FirstLayer, candidates
-from atslib.audit.numbers import ABOVE, CANNOT_TELL, NO_LIMIT, WITHIN
-from atslib.audit.outcome import Pool, bits, lower_bound, needed, share_interval, upper_bound
-from atslib.audit.page import page as html_page
-from atslib.audit.recorded import named_wrongly
+from atslib.clients.records import client_mode, mode_contradiction, network_of, observed
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.data.images import Images, scaled
 from atslib.gradients.problems import flatten, problem_gradients
 from atslib.gradients.routes import Route
+from atslib.measures.intervals import lower_bound, needed, upper_bound
 from atslib.models import with_loss
 
 pytestmark = pytest.mark.slow
@@ -85,17 +88,35 @@ class Silent(nn.Module):
 
 def report_of(model=None, **settings):
     model = model or linear()
-    return atslib.audit(model, photographs(), untrained=model, **(QUICK | {"batch": 1} | settings))
+    return atsaudit.audit(
+        model, photographs(), untrained=model, **(QUICK | {"batch": 1} | settings)
+    )
 
 
 def test_the_name_is_the_function_whatever_is_imported_first_and_needs_no_plots():
     code = (
-        "import atslib.audit.config, atslib.audit.page, atslib; from atslib.audit.report import AuditReport; "
-        "import atslib.audit.calls, atslib.audit.sources; "
-        "assert callable(atslib.audit) and atslib.audit.__name__ == 'audit'; "
+        "import atsaudit.config, atsaudit.page, atslib; from atsaudit.report import AuditReport; "
+        "import atsaudit.run_audit, atsaudit.sources; "
+        "from atsaudit import audit; assert callable(atsaudit.audit) and atsaudit.audit is audit; "
         "assert not {'pandas', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", f"import sys; {code}"], check=True)
+
+
+def test_the_name_in_the_library_goes_on_working_and_says_where_it_went():
+    from atslib.audit import audit
+
+    settings = QUICK | {"batch": 1}
+    model = linear()
+    for old in (atslib.audit, audit):
+        with pytest.warns(FutureWarning, match="atslib.audit is atsaudit.audit now"):
+            report = old(model, photographs(), untrained=model, **settings)
+    assert report.as_json() == report_of(model).as_json()
+    with (
+        pytest.warns(FutureWarning, match="atsaudit.audit"),
+        pytest.raises(atslib.AtsError, match="there is no setting 'btach'"),
+    ):
+        atslib.audit(model, photographs(), untrained=model, btach=1)
 
 
 def test_of_a_linear_network_every_photograph_is_found():
@@ -282,7 +303,7 @@ def test_one_logit_is_two_classes():
     model = nn.Sequential(
         atslib.Normalize([0.5] * 3, [0.25] * 3), nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
     )
-    report = atslib.audit(model, two, untrained=model, batch=1, **QUICK)
+    report = atsaudit.audit(model, two, untrained=model, batch=1, **QUICK)
     assert report.found == 1
 
 
@@ -291,17 +312,17 @@ def test_pixels_between_0_and_1_and_numpy_arrays_are_taken():
     model = linear()
     bare = nn.Sequential(*list(model.children())[1:])
     arrays = (images.pixels / 255).numpy(), images.labels.numpy()
-    report = atslib.audit(
+    report = atsaudit.audit(
         bare, *arrays, untrained=bare, normalize=([0] * 3, [1] * 3), batch=1, **QUICK
     )
     assert report.found == 1
 
 
 def test_a_network_of_given_weights_is_beside_an_untrained_one():
-    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=False, **QUICK)
+    report = atsaudit.audit(linear(1), photographs(), batch=1, pretrained=False, **QUICK)
     assert [each.case.weights for each in report.results] == ["untrained", "given"]
     assert all(row.counts for row in report.rows)
-    report = atslib.audit(linear(1), photographs(), batch=1, pretrained=True, **QUICK)
+    report = atsaudit.audit(linear(1), photographs(), batch=1, pretrained=True, **QUICK)
     assert [row.counts for row in report.rows] == [False, True]
 
 
@@ -329,11 +350,6 @@ def test_candidates_are_of_the_own_class_where_it_has_enough_images():
     assert sorted(candidates[0].tolist()) == list(range(len(some)))
     assert int(candidates[0, place]) == 0
     assert float(pool.chance(rows[:1])) == pytest.approx(1 / 12)  # the label alone
-
-
-def test_intervals_are_those_of_clopper_and_pearson():
-    assert share_interval(0, 32) == pytest.approx((0, 1 - 0.025 ** (1 / 32)))
-    assert upper_bound(0, needed(0.05)) <= 0.05 < upper_bound(0, needed(0.05) - 1)
 
 
 def test_a_resumed_audit_is_the_uninterrupted_one(tmp_path, monkeypatch):
@@ -579,7 +595,7 @@ def test_the_page_asks_nobody_and_runs_nothing(tmp_path):
         "a & b",
     )
     model = linear()
-    report = atslib.audit(
+    report = atsaudit.audit(
         model, images, untrained=model, class_names=names, batch=1, limit=0.05, **QUICK
     )
     page = report.save(tmp_path / "audit")
@@ -643,9 +659,7 @@ def place(tmp_path, monkeypatch):
 
 def shell(*options, quick=True):
     few = ["--images", "8", "--steps", "4"] if quick else []
-    return main(
-        ["audit", "--model", "mine.py:build", "--data", "photos", "--out", "out", *few, *options]
-    )
+    return main(["--model", "mine.py:build", "--data", "photos", "--out", "out", *few, *options])
 
 
 def test_one_command_on_a_folder_of_photographs(place, capsys):
@@ -654,7 +668,7 @@ def test_one_command_on_a_folder_of_photographs(place, capsys):
     assert "8 of 8 photographs are recognized" in said
     assert "above the limit (found at most 5.0%)" in said
     page = (place / "out" / "report.html").read_text(encoding="utf-8")
-    assert "python -m atslib audit --model mine.py:build" in page
+    assert "python -m atsaudit --model mine.py:build" in page
     assert (place / "out" / "report.json").exists()
 
 
@@ -836,12 +850,14 @@ def test_the_photographs_behind_an_update_are_told_from_others_of_their_classes(
 
 def test_after_many_local_steps_the_first_ones_gradient_tells_them_where_time_is_short(monkeypatch):
     seconds = iter(range(0, 100_000, 2))  # a step or a question takes two
-    monkeypatch.setattr(recorded.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(named_photographs.time, "monotonic", lambda: next(seconds))
     rows = [0, 30]
     view = updates_of(rows, model=small(), steps=10)
     made = []
-    again = recorded._again
-    monkeypatch.setattr(recorded, "_again", lambda *args: made.append(args[-1]) or again(*args))
+    again = named_photographs._again
+    monkeypatch.setattr(
+        named_photographs, "_again", lambda *args: made.append(args[-1]) or again(*args)
+    )
     assert named(view, rows, seconds=60.0) == ""
     assert set(made) == {1}
     assert 2 * len(made) < 60  # in the time there is
@@ -967,7 +983,7 @@ def kept_of(folder, model, rows, *, mode="train", kind="weights", steps=1, facts
         {name: value.clone() for name, value in after.items()}, folder / "received.safetensors"
     )
     (folder / "update.json").write_text(json.dumps({"lr": LR, "images": rows} | (facts or {})))
-    return recorded.read(folder, number=None, kind=None, lr=None, steps=None)
+    return update_files.read(folder, number=None, kind=None, lr=None, steps=None)
 
 
 @pytest.mark.parametrize("kind", ["weights", "difference"])
@@ -977,9 +993,9 @@ def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, moment
     model = with_statistics(momentum)
     kept = kept_of(tmp_path / "a", model, [5, 30], kind=kind, steps=steps)
     assert (kept.kind, kept.steps, kept.contradiction) == (kind, steps, "")
-    assert recorded.client_mode(kept) == "train"
-    assert recorded.mode_contradiction(kept, "train") == ""
-    assert "have moved, as in train mode" in recorded.mode_contradiction(kept, "eval")
+    assert client_mode(kept) == "train"
+    assert mode_contradiction(kept, "train") == ""
+    assert "have moved, as in train mode" in mode_contradiction(kept, "eval")
     said = {"steps": steps + 4}
     kept = kept_of(tmp_path / "b", model, [5, 30], kind=kind, steps=steps, facts=said)
     assert kept.steps == steps + 4
@@ -992,19 +1008,19 @@ def test_a_servers_mean_over_counters_is_no_whole_number_and_a_client_goes_on_fr
     sent = {name: value.clone() for name, value in model.state_dict().items()}
     sent["1.num_batches_tracked"] = torch.tensor(107.75)
     kept = kept_of(tmp_path / "a", model, [5, 30], steps=2, sent=sent)
-    assert (kept.kind, kept.steps, recorded.client_mode(kept)) == ("weights", 2, "train")
+    assert (kept.kind, kept.steps, client_mode(kept)) == ("weights", 2, "train")
     kept = kept_of(tmp_path / "b", model, [5, 30], mode="eval", sent=sent, facts={"steps": 2})
-    assert (kept.contradiction, recorded.client_mode(kept)) == ("", "eval")
+    assert (kept.contradiction, client_mode(kept)) == ("", "eval")
 
 
 def test_buffers_that_have_not_moved_say_eval_mode_and_none_say_nothing(tmp_path):
     kept = kept_of(tmp_path / "a", with_statistics(), [5], mode="eval", facts={"steps": 1})
-    assert recorded.client_mode(kept) == "eval"
-    assert "have not moved" in recorded.mode_contradiction(kept, "train")
+    assert client_mode(kept) == "eval"
+    assert "have not moved" in mode_contradiction(kept, "train")
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     kept = kept_of(tmp_path / "b", plain, [5], facts={"steps": 1})
-    assert recorded.client_mode(kept) is None
-    assert recorded.mode_contradiction(kept, "train") == ""
+    assert client_mode(kept) is None
+    assert mode_contradiction(kept, "train") == ""
 
 
 def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
@@ -1014,9 +1030,11 @@ def test_an_update_of_a_client_in_train_mode_is_held_beside_that_mode(tmp_path):
     for mode, least, most in (("train", 0.999, 1.01), ("eval", -1, 0.99)):
         threat = atslib.ThreatModel(batch=2, victim=mode)
         rows = torch.tensor([5, 30])
-        view = recorded.observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
+        view = observed(kept, network, [rows], images.labels, threat, (3, SIDE, SIDE))
         stream = torch.Generator().manual_seed(0)
-        made, _ = recorded._again(view, rows, images.pixels, images.labels[rows], stream, 1)
+        made, _ = named_photographs._again(
+            view, rows, images.pixels, images.labels[rows], stream, 1
+        )
         assert least < float(torch.cosine_similarity(view.gradients[0], made, dim=0)) < most
 
 
@@ -1090,7 +1108,7 @@ def test_what_no_layer_draws_stays_and_is_named():
         def forward(self, images):
             return self.layer(images.flatten(1) * self.scale)
 
-    report = atslib.audit(
+    report = atsaudit.audit(
         Scaled(), photographs(), normalize=([0.5] * 3, [0.25] * 3), batch=1, **QUICK
     )
     assert "keeps the given values of scale" in report.notes[0]
@@ -1222,12 +1240,12 @@ def test_a_network_of_one_score_has_a_loss_of_its_own_scores():
     layers = nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1)
     model = nn.Sequential(atslib.Normalize([0.5] * 3, [0.25] * 3), *layers)
     settings = {"untrained": model, "batch": 1, **QUICK}
-    report = atslib.audit(model, two, loss=logistic, **settings)
+    report = atsaudit.audit(model, two, loss=logistic, **settings)
     assert {shape[1:] for shape in shapes} == {(1,)}
     assert report.found == 1
     assert "trained with the loss logistic" in report.network
     assert report.repeat.endswith("loss=logistic)")
-    known = atslib.audit(model, two, **settings)  # two classes: the same loss
+    known = atsaudit.audit(model, two, **settings)  # two classes: the same loss
     assert known.worst.gain == pytest.approx(report.worst.gain, abs=1)
 
 
@@ -1340,18 +1358,19 @@ def _report(place):
 def test_names_of_wrappers_on_either_side_of_an_update_are_the_networks(
     place, kept_head, sent, received
 ):
-    from atslib.audit import recorded
-    from atslib.audit.sources import named
+    from atslib.named import named
 
     before, after = kept_head
     _sent(place, WRAPS[sent](before), WRAPS[received](after))
     model = named("headed.py:build", "--model")()
-    seen = recorded.read(place / "seen", number=None, kind=None, lr=None, steps=None, network=model)
+    seen = update_files.read(
+        place / "seen", number=None, kind=None, lr=None, steps=None, network=model
+    )
     assert seen.kind == "weights"
     for name, value in before.items():
         assert torch.equal(seen.sent[name], value)
         assert torch.equal(seen.records[0].arrays[name], after[name])
-    filled = recorded.network_of(seen, model).state_dict()
+    filled = network_of(seen, model).state_dict()
     assert all(torch.equal(filled[name], value) for name, value in before.items())
 
 
@@ -1455,7 +1474,7 @@ OF_ONES_OWN = {
 @pytest.mark.parametrize("norm", [([0.5] * 3, [0.25] * 3), ([0.0] * 3, [1.0] * 3)])
 def test_compiled_networks_and_other_precisions_are_attacked(kind, norm):
     images = photographs()
-    report = atslib.audit(
+    report = atsaudit.audit(
         OF_ONES_OWN[kind](), images.pixels, images.labels, normalize=norm, batch=1, **QUICK
     )
     assert report.control.found == 8
@@ -1481,9 +1500,11 @@ def test_lazy_layers_are_named_until_they_have_seen_an_image(name):
     given = {"normalize": ([0.5] * 3, [0.25] * 3), "batch": 1, **QUICK}
     for networks in ((model, None), (convolutions(), model)):
         with pytest.raises(atslib.AtsError, match=f"{name} has no shape yet, as in lazy layers"):
-            atslib.audit(networks[0], images.pixels, images.labels, untrained=networks[1], **given)
+            atsaudit.audit(
+                networks[0], images.pixels, images.labels, untrained=networks[1], **given
+            )
     model(torch.zeros(2, 3, SIDE, SIDE))
-    assert atslib.audit(model, images.pixels, images.labels, **given).control.images == 8
+    assert atsaudit.audit(model, images.pixels, images.labels, **given).control.images == 8
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 from test_data import SIXTEEN
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from atslib.audit.sources import dataset_images
+from atsaudit.sources import dataset_images
 
 
 def pixels(found):

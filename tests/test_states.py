@@ -16,6 +16,7 @@ from atsbook.store import Store
 from atslib import ATTACKS, rng
 from atslib.attacks import engine
 from atslib.checkpoints import read_tensors, write_tensors
+from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.files import states_kept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,11 +98,11 @@ def test_tied_weights_are_written_once(tmp_path):
         atslib.Normalize((0.5,), (0.25,)), nn.Flatten(), nn.Linear(12, 12), nn.Linear(12, 12)
     )
     model[3].weight = model[2].weight
-    atslib.save_checkpoint(tmp_path / "m", model, made="here")
+    save_checkpoint(tmp_path / "m", model, made="here")
     assert sum(name.endswith("weight") for name in load_file(tmp_path / "m")) == 1
     twin = copy.deepcopy(model)
     nn.init.zeros_(twin[2].weight)
-    assert atslib.load_checkpoint(tmp_path / "m", twin) == {"made": "here"}
+    assert load_checkpoint(tmp_path / "m", twin) == {"made": "here"}
     assert all(
         torch.equal(a, b) for a, b in zip(twin.parameters(), model.parameters(), strict=True)
     )
@@ -118,10 +119,10 @@ def test_parts_of_one_tensor_are_written_as_they_are(tmp_path):
 
 def test_a_checkpoint_of_another_network_changes_nothing(tmp_path):
     model, other = atslib.build_model("lenet-2", 10, rng=0), atslib.build_model("lenet-2", 7, rng=1)
-    atslib.save_checkpoint(tmp_path / "m", other)
+    save_checkpoint(tmp_path / "m", other)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with refused("is of another network"):
-        atslib.load_checkpoint(tmp_path / "m", model)
+        load_checkpoint(tmp_path / "m", model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -197,24 +197,6 @@ def test_bootstrap_takes_any_statistic_and_rows_of_any_shape():
     )
 
 
-@pytest.mark.parametrize(("hits", "trials"), [(0, 8), (1, 8), (3, 100), (0, 299)])
-def test_bounds_on_a_rate_are_clopper_and_pearsons(hits, trials):
-    assert stats.binom.cdf(hits, trials, statistics.upper_bound(hits, trials)) == pytest.approx(
-        0.05
-    )
-    low, high = statistics.share_interval(hits, trials)
-    assert stats.binom.cdf(hits, trials, high) == pytest.approx(0.025)
-    assert low == 0 if hits == 0 else stats.binom.sf(hits - 1, trials, low) == pytest.approx(0.025)
-    assert (
-        statistics.upper_bound(trials, trials) == statistics.share_interval(trials, trials)[1] == 1
-    )
-
-
-def test_images_needed_for_a_guarantee():
-    assert statistics.needed(0.01) == 299
-    assert statistics.upper_bound(0, 299) <= 0.01 < statistics.upper_bound(0, 298)
-
-
 def test_chance_is_that_of_two_random_sets():
     assert statistics.chance(0, 50, 5) == 1
     assert statistics.chance(5, 50, 5) == pytest.approx(1 / math.comb(50, 5))

@@ -20,8 +20,8 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-import atslib
-from atslib.audit.sources import read_weights, weights_in
+from atsaudit.sources import read_weights, weights_in
+from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.weights import fill, fitted
 
 KEPT = Path(__file__).with_name("weights")
@@ -209,9 +209,9 @@ def test_tied_weights_may_be_there_once_under_either_name(tmp_path):
 
 
 def test_checkpoints_of_the_library_are_read_by_wrapped_networks_too(tmp_path):
-    atslib.save_checkpoint(tmp_path / "w.safetensors", compiled(net(1)))
+    save_checkpoint(tmp_path / "w.safetensors", compiled(net(1)))
     model = net(2)
-    atslib.load_checkpoint(tmp_path / "w.safetensors", model)
+    load_checkpoint(tmp_path / "w.safetensors", model)
     assert equal(model, net(1))
 
 

@@ -6,23 +6,20 @@ import pytest
 import torch
 from checks import refused
 
+import atsaudit
 import atslib
 from atsbook.store import Store
 from atsfed import Federation
-from atslib import (
-    ATTACKS,
-    Hybrid,
-    Knowledge,
-    Normalize,
-    Policy,
-    SearchConfig,
-    TrainConfig,
-    load,
-    rng,
-)
-from atslib.attacks import ThroughPolicy
+from atslib import ATTACKS, Normalize, Policy, SearchConfig, TrainConfig, load, rng
+from atslib.attacks import Reconstruction, ThroughPolicy, restore_labels
+from atslib.clients.observe import Knowledge
+from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.clients.updates import LocalTraining
-from atslib.policies.policy import save_policies
+from atslib.gradients.problems import example_gradients
+from atslib.measures.metrics import feature_mse, lpips, mse, ssim
+from atslib.policies.policy import Hybrid, load_policies, save_policies
+from atslib.scores.scores import accuracy_score, gradsim_curve, privacy_scores
+from atslib.scores.search import pareto
 
 IMAGES, GREY = load("shapes", "test")[4:6], load("shapes-grey", "test")[4:6]
 PIXELS, LABELS = IMAGES.pixels / 255, IMAGES.labels
@@ -71,13 +68,11 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("wrong", INPUTS)
-@pytest.mark.parametrize("door", ["observe", "example_gradients", "gradsim_curve"])
+@pytest.mark.parametrize("door", [atslib.observe, example_gradients, gradsim_curve])
 def test_whoever_takes_a_gradient_says_what_is_wrong_with_its_images_and_labels(door, wrong):
     pixels, labels, said = INPUTS[wrong]
     with refused(said):
-        getattr(atslib, door)(
-            MODEL, pixels, labels, **({"rng": 0} if door == "gradsim_curve" else {})
-        )
+        door(MODEL, pixels, labels, **({"rng": 0} if door is gradsim_curve else {}))
 
 
 CALLS = {
@@ -140,15 +135,15 @@ CALLS = {
     ),
     "psnr of 0-255": (lambda: atslib.psnr(PIXELS, PIXELS * 255), "psnr: the truth goes up to"),
     "ssim of 0-255": (
-        lambda: atslib.ssim(PIXELS * 255, PIXELS * 255),
+        lambda: ssim(PIXELS * 255, PIXELS * 255),
         "ssim: the truth goes up to",
     ),
     "noise of 0-255": (
-        lambda: atslib.gradsim_curve(MODEL, PIXELS, LABELS, start=IMAGES.pixels),
+        lambda: gradsim_curve(MODEL, PIXELS, LABELS, start=IMAGES.pixels),
         "start is uint8 of shape (2, 3, 32, 32); it must be floats in [0, 1]",
     ),
     "half a point": (
-        lambda: atslib.gradsim_curve(MODEL, PIXELS, LABELS, rng=0, points=2.5),
+        lambda: gradsim_curve(MODEL, PIXELS, LABELS, rng=0, points=2.5),
         "points=2.5 must be a whole number, at least 2",
     ),
     "score of a number": (
@@ -165,11 +160,11 @@ CALLS = {
         "model None must be",
     ),
     "accuracy score of a number": (
-        lambda: atslib.accuracy_score(MODEL, IMAGES, 5, rng=0),
+        lambda: accuracy_score(MODEL, IMAGES, 5, rng=0),
         "policy 5 must be text",
     ),
     "accuracy score of grey": (
-        lambda: atslib.accuracy_score(MODEL, GREY, "3", rng=0),
+        lambda: accuracy_score(MODEL, GREY, "3", rng=0),
         "does not take images of shape",
     ),
     "half a candidate": (
@@ -271,11 +266,11 @@ CALLS = {
         "an attack returned a NoneType; it must be a Reconstruction",
     ),
     "attack that returns a wrong result": (
-        lambda: own(dataclasses.replace(atslib.Reconstruction.of(PIXELS, SEEN), images=PIXELS[:1])),
+        lambda: own(dataclasses.replace(Reconstruction.of(PIXELS, SEEN), images=PIXELS[:1])),
         "returned (1, 3, 32, 32) torch.float32; it must be (2, 3, 32, 32) floats",
     ),
     "attack that returns a result of None": (
-        lambda: own(dataclasses.replace(atslib.Reconstruction.of(PIXELS, SEEN), images=None)),
+        lambda: own(dataclasses.replace(Reconstruction.of(PIXELS, SEEN), images=None)),
         "an attack returned images None must be a torch.Tensor",
     ),
     "attack that takes no stream": (
@@ -291,24 +286,24 @@ CALLS = {
         "an object with a method run",
     ),
     # metrics
-    "mse of 0-255": (lambda: atslib.mse(PIXELS * 255, PIXELS * 255), "mse: the truth goes up to"),
+    "mse of 0-255": (lambda: mse(PIXELS * 255, PIXELS * 255), "mse: the truth goes up to"),
     "feature_mse of 0-255": (
-        lambda: atslib.feature_mse(MODEL, PIXELS, PIXELS * 255),
+        lambda: feature_mse(MODEL, PIXELS, PIXELS * 255),
         "feature_mse: the truth goes up",
     ),
-    "mse of grey and color": (lambda: atslib.mse(PIXELS[:, :1], PIXELS), "nothing is broadcast"),
+    "mse of grey and color": (lambda: mse(PIXELS[:, :1], PIXELS), "nothing is broadcast"),
     "feature_mse of grey images": (
-        lambda: atslib.feature_mse(MODEL, PIXELS[:, :1], PIXELS[:, :1]),
+        lambda: feature_mse(MODEL, PIXELS[:, :1], PIXELS[:, :1]),
         "does not take images of shape (1, 32, 32): it takes 3 channels and the images have 1",
     ),
     "feature_mse of small images": (
-        lambda: atslib.feature_mse(MODEL, PIXELS[..., :20, :20], PIXELS[..., :20, :20]),
+        lambda: feature_mse(MODEL, PIXELS[..., :20, :20], PIXELS[..., :20, :20]),
         "feature_mse: the model does not take (2, 3, 20, 20)",
     ),
     # tables and the store
-    "front of a dict": (lambda: atslib.pareto({}, [1.0]), "pareto: s_pri {} must be numbers"),
+    "front of a dict": (lambda: pareto({}, [1.0]), "pareto: s_pri {} must be numbers"),
     "front of other lengths": (
-        lambda: atslib.pareto([1.0], [1.0, 2.0]),
+        lambda: pareto([1.0], [1.0, 2.0]),
         "pareto: there are 1 s_pri and 2 s_acc",
     ),
     "search with a store": (
@@ -391,7 +386,7 @@ CALLS = {
         "must be text or whole numbers",
     ),
     "audit normalized by a number": (
-        lambda: atslib.audit(torch.nn.Linear(3, 10), PIXELS, LABELS, normalize=3),
+        lambda: atsaudit.audit(torch.nn.Linear(3, 10), PIXELS, LABELS, normalize=3),
         "normalize=3 must be a pair (mean, std)",
     ),
     # paths and policies' files
@@ -408,7 +403,7 @@ CALLS = {
         "cannot be a path: too long",
     ),
     "checkpoint with a zero byte": (
-        lambda: atslib.save_checkpoint("a\0b", MODEL),
+        lambda: save_checkpoint("a\0b", MODEL),
         "cannot be a path: embedded null byte",
     ),
     "policies of None": (
@@ -434,9 +429,9 @@ CALLS = {
 }
 
 NOT_PATHS = {
-    "load_checkpoint": lambda path: atslib.load_checkpoint(path, MODEL),
-    "save_checkpoint": lambda path: atslib.save_checkpoint(path, MODEL),
-    "load_policies": atslib.load_policies,
+    "load_checkpoint": lambda path: load_checkpoint(path, MODEL),
+    "save_checkpoint": lambda path: save_checkpoint(path, MODEL),
+    "load_policies": load_policies,
     "load_folder": atslib.load_folder,
     "SearchResult.save": lambda path: atslib.scores.search.SearchResult(
         {}, (), None, SMALL, 0
@@ -470,19 +465,19 @@ NONE = {
     "observe images": (lambda: atslib.observe(MODEL, None, LABELS), "images are NoneType"),
     "observe labels": (lambda: atslib.observe(MODEL, PIXELS, None), "labels are NoneType"),
     "example_gradients model": (
-        lambda: atslib.example_gradients(None, PIXELS, LABELS),
+        lambda: example_gradients(None, PIXELS, LABELS),
         "model None",
     ),
     "example_gradients images": (
-        lambda: atslib.example_gradients(MODEL, None, LABELS),
+        lambda: example_gradients(MODEL, None, LABELS),
         "images are NoneType",
     ),
     "gradsim_curve model": (
-        lambda: atslib.gradsim_curve(None, PIXELS, LABELS, rng=0),
+        lambda: gradsim_curve(None, PIXELS, LABELS, rng=0),
         "model None",
     ),
     "gradsim_curve labels": (
-        lambda: atslib.gradsim_curve(MODEL, PIXELS, None, rng=0),
+        lambda: gradsim_curve(MODEL, PIXELS, None, rng=0),
         "labels are NoneType",
     ),
     "privacy_score images": (
@@ -494,20 +489,20 @@ NONE = {
         "policy None",
     ),
     "privacy_scores policies": (
-        lambda: atslib.privacy_scores(MODEL, IMAGES, None, rng=0),
+        lambda: privacy_scores(MODEL, IMAGES, None, rng=0),
         "policies None",
     ),
     "privacy_scores rng": (
-        lambda: atslib.privacy_scores(MODEL, IMAGES, ["3"], rng=None),
+        lambda: privacy_scores(MODEL, IMAGES, ["3"], rng=None),
         "rng None",
     ),
-    "accuracy_score model": (lambda: atslib.accuracy_score(None, IMAGES, "3", rng=0), "model None"),
+    "accuracy_score model": (lambda: accuracy_score(None, IMAGES, "3", rng=0), "model None"),
     "accuracy_score images": (
-        lambda: atslib.accuracy_score(MODEL, None, "3", rng=0),
+        lambda: accuracy_score(MODEL, None, "3", rng=0),
         "images are a NoneType",
     ),
     "accuracy_score policy": (
-        lambda: atslib.accuracy_score(MODEL, IMAGES, None, rng=0),
+        lambda: accuracy_score(MODEL, IMAGES, None, rng=0),
         "policy None",
     ),
     "search config": (
@@ -527,18 +522,18 @@ NONE = {
         "images are a NoneType",
     ),
     "search seed": (lambda: atslib.search(SMALL, MODEL, MODEL, IMAGES, seed=None), "seed None"),
-    "pareto": (lambda: atslib.pareto(None, [1.0]), "pareto: s_pri None"),
+    "pareto": (lambda: pareto(None, [1.0]), "pareto: s_pri None"),
     "fit model": (lambda: atslib.fit(None, IMAGES, TrainConfig(), rng=0), "model None"),
     "fit images": (lambda: atslib.fit(MODEL, None, TrainConfig(), rng=0), "images are a NoneType"),
     "fit config": (lambda: atslib.fit(MODEL, IMAGES, None, rng=0), "fit: config None"),
     "fit rng": (lambda: atslib.fit(MODEL, IMAGES, TrainConfig(), rng=None), "rng None"),
     "evaluate images": (lambda: atslib.evaluate(MODEL, None), "images are a NoneType"),
     "load_checkpoint model": (
-        lambda: atslib.load_checkpoint("m", None),
+        lambda: load_checkpoint("m", None),
         "load_checkpoint: model None",
     ),
     "save_checkpoint model": (
-        lambda: atslib.save_checkpoint("m", None),
+        lambda: save_checkpoint("m", None),
         "save_checkpoint: model None",
     ),
     "reconstruct seen": (
@@ -547,14 +542,14 @@ NONE = {
     ),
     "reconstruct attack": (lambda: atslib.reconstruct(SEEN, None, rng=0), "attack None"),
     "reconstruct rng": (lambda: atslib.reconstruct(SEEN, "adam-cosine", rng=None), "rng None"),
-    "restore_labels seen": (lambda: atslib.restore_labels(None, rng=0), "seen is a NoneType"),
-    "restore_labels rng": (lambda: atslib.restore_labels(SEEN, rng=None), "rng None"),
+    "restore_labels seen": (lambda: restore_labels(None, rng=0), "seen is a NoneType"),
+    "restore_labels rng": (lambda: restore_labels(SEEN, rng=None), "rng None"),
     "psnr": (lambda: atslib.psnr(None, PIXELS), "psnr: images of NoneType"),
     "feature_mse model": (
-        lambda: atslib.feature_mse(None, PIXELS, PIXELS),
+        lambda: feature_mse(None, PIXELS, PIXELS),
         "feature_mse: model None",
     ),
-    "lpips": (lambda: atslib.lpips(PIXELS, None), "lpips: images of NoneType"),
+    "lpips": (lambda: lpips(PIXELS, None), "lpips: images of NoneType"),
     "load": (lambda: load(None, "test"), "data set None"),
     "load split": (lambda: load("shapes", None), "split None"),
     "parse_policy": (lambda: atslib.parse_policy(None), "policy None"),
@@ -574,7 +569,7 @@ def test_none_in_the_place_of_what_is_needed_is_named(name):
 
 def test_a_fact_that_json_cannot_hold_is_refused(tmp_path):
     with refused("checkpoint", "a fact is no JSON value"):
-        atslib.save_checkpoint(tmp_path / "m.safetensors", MODEL, made_by=object())
+        save_checkpoint(tmp_path / "m.safetensors", MODEL, made_by=object())
     assert not list(tmp_path.iterdir())
 
 

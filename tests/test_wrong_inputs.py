@@ -27,17 +27,24 @@ from PIL import Image
 from torch import nn
 
 import atslib
+from atsaudit import __main__ as audit
+from atsaudit import update_files
 from atsbook.store import Store
 from atsfed import Federation, Tap
 from atslib import ATTACKS, AtsError, Images, Normalize, SearchConfig, ThreatModel, TrainConfig
 from atslib import __main__ as library
-from atslib.audit import recorded
 from atslib.checkpoints import write_tensors
+from atslib.clients.records import observed
+from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.clients.updates import LocalTraining, observe_weights
 from atslib.clients.view import Observed
+from atslib.gradients.problems import example_gradients
 from atslib.measures.batches import align, label_share
 from atslib.measures.identification import identification
+from atslib.measures.metrics import feature_mse, mse, ssim
 from atslib.models import scores_in, shared_parameters
+from atslib.policies.policy import load_policies
+from atslib.scores.scores import accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -401,9 +408,9 @@ def test_any_network_is_observed_rightly_or_refused(name):
     )
     local = {"local": LocalTraining(), "rng": 0}
     one_sentence(observe_weights, model, PIXELS, LABELS, **local)
-    one_sentence(atslib.example_gradients, model, PIXELS, LABELS)
+    one_sentence(example_gradients, model, PIXELS, LABELS)
     one_sentence(atslib.evaluate, model, IMAGES)
-    one_sentence(atslib.accuracy_score, model, IMAGES, "3", rng=0)
+    one_sentence(accuracy_score, model, IMAGES, "3", rng=0)
     score = one_sentence(atslib.privacy_score, model, IMAGES, "3", rng=0, points=2)
     assert score is None or score.isfinite().all()
 
@@ -464,19 +471,19 @@ def test_more_than_fits_in_memory(restarts, steps):
 
 @cases(
     160,
-    metric=st.sampled_from([atslib.psnr, atslib.mse, atslib.ssim, atslib.feature_mse]),
+    metric=st.sampled_from([atslib.psnr, mse, ssim, feature_mse]),
     wrong=changes(["estimate", "truth"]),
 )
 def test_metrics(metric, wrong):
-    options = {"model": MODEL} if metric is atslib.feature_mse else {}
+    options = {"model": MODEL} if metric is feature_mse else {}
     asked, value = called(metric, {**options, "estimate": PIXELS, "truth": PIXELS}, wrong)
     if value is not None:
         assert value.shape == (len(asked["truth"]),)
-        if metric in (atslib.psnr, atslib.mse):
+        if metric in (atslib.psnr, mse):
             error = (
                 (asked["estimate"].double() - asked["truth"].double()).square().flatten(1).mean(1)
             )
-            wanted = error if metric is atslib.mse else -10 * error.log10()
+            wanted = error if metric is mse else -10 * error.log10()
             finite = error.isfinite()
             torch.testing.assert_close(value[finite].double(), wanted[finite], rtol=1e-4, atol=1e-5)
             assert not value[~finite].isfinite().any()
@@ -543,7 +550,7 @@ def test_privacy_scores(wrong):
 @cases(60, wrong=changes(["images", "policy", "batch", "variant", "rng"]))
 def test_accuracy_scores(wrong):
     _, score = called(
-        atslib.accuracy_score, {"model": MODEL, "images": IMAGES, "policy": "3", "rng": 0}, wrong
+        accuracy_score, {"model": MODEL, "images": IMAGES, "policy": "3", "rng": 0}, wrong
     )
     assert score is None or math.isfinite(score)
 
@@ -620,23 +627,23 @@ def test_files(tmp_path_factory, content, cut):
     folder = tmp_path_factory.mktemp("files")
     file = folder / "some file"
     file.write_bytes(content)
-    assert one_sentence(atslib.load_checkpoint, file, MODEL) is None
-    one_sentence(atslib.load_policies, file)
-    atslib.save_checkpoint(file, MODEL, dataset="shapes")
+    assert one_sentence(load_checkpoint, file, MODEL) is None
+    one_sentence(load_policies, file)
+    save_checkpoint(file, MODEL, dataset="shapes")
     whole = file.read_bytes()
     flipped = bytearray(whole)
     flipped[cut % len(whole)] ^= 1 + cut % 255
     before = {name: value.clone() for name, value in MODEL.state_dict().items()}
     for damaged in (whole[: cut % len(whole)], bytes(flipped)):
         file.write_bytes(damaged)
-        facts = one_sentence(atslib.load_checkpoint, file, MODEL)
+        facts = one_sentence(load_checkpoint, file, MODEL)
         assert facts in (
             None,
             {"dataset": "shapes"},
         )  # a flip in the name of the hash hurts nothing, and warns
     assert all(torch.equal(value, before[name]) for name, value in MODEL.state_dict().items())
     file.write_bytes(whole)
-    assert atslib.load_checkpoint(Path(file), MODEL) == {"dataset": "shapes"}
+    assert load_checkpoint(Path(file), MODEL) == {"dataset": "shapes"}
 
 
 # --- networks of drawn layers ----------------------------------------------------------------------------------------
@@ -808,10 +815,10 @@ def test_recorded_updates(tmp_path_factory, changed, raw):
 
     def whole():
         given_ = {"number": None, "kind": None, "lr": None, "steps": None}
-        found_ = recorded.read(folder, **given_)
-        rows = recorded.rows_of(found_, (), 2)
+        found_ = update_files.read(folder, **given_)
+        rows = update_files.rows_of(found_, (), 2)
         threat = ThreatModel(batch=len(rows[0]))
-        return recorded.observed(found_, MODEL, rows, LABELS, threat, (3, 32, 32))
+        return observed(found_, MODEL, rows, LABELS, threat, (3, 32, 32))
 
     seen = one_sentence(whole)
     assert seen is None or seen.gradients.isfinite().all()
@@ -876,9 +883,14 @@ def test_arrays_of_strangers(array, cut, flip, other, name, form):
 
 # --- the shell -------------------------------------------------------------------------------------------------------
 
+# A program, its options, and others without which it does nothing.
 COMMANDS = {
-    "search": "search --dataset shapes --model lenet-2 --policies 2",
-    "audit": "audit --model lenet-2 --data shapes",
+    "search": (
+        library.main,
+        library.COMMANDS["search"][2:],
+        "search --dataset shapes --model lenet-2 --policies 2",
+    ),
+    "audit": (audit.main, audit.COMMAND[2:], "--model lenet-2 --data shapes"),
 }
 
 
@@ -887,9 +899,7 @@ COMMANDS = {
     command=st.sampled_from(sorted(COMMANDS)).flatmap(
         lambda name: st.tuples(
             st.just(name),
-            st.sampled_from(
-                [names[0] for names, _ in library.COMMANDS[name][2:] if names[0] != "--out"]
-            ),
+            st.sampled_from([names[0] for names, _ in COMMANDS[name][1] if names[0] != "--out"]),
         )
     ),
     value=st.one_of(
@@ -901,9 +911,10 @@ def test_options_of_the_shell(tmp_path_factory, command, value):
     name, option = command
     out = tmp_path_factory.mktemp("out") / "file"
     out.touch()
-    words = [*COMMANDS[name].split(), "--out", str(out / "below"), f"{option}={value}"]
+    program, _, needed = COMMANDS[name]
+    words = [*needed.split(), "--out", str(out / "below"), f"{option}={value}"]
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        assert library.main(words) == 2
+        assert program(words) == 2
     assert said.getvalue().startswith("error: ")
     assert said.getvalue().count("\n") == 1
 

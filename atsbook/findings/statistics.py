@@ -14,6 +14,9 @@ import pandas as pd
 from scipy import stats
 
 from atslib.errors import AtsError
+from atslib.measures.intervals import needed as needed
+from atslib.measures.intervals import share_interval as share_interval
+from atslib.measures.intervals import upper_bound as upper_bound
 
 Correlation = Callable[[np.ndarray, np.ndarray], np.ndarray]
 ENOUGH = 30  # values from which the bootstrap is to be trusted, and images that a verdict needs
@@ -222,27 +225,6 @@ def student_interval(values: Iterable[float], *, level: float = 0.95) -> tuple[f
     return (float(values.mean() - half), float(values.mean() + half))
 
 
-def share_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Interval of a success rate (Clopper and Pearson 1934): it covers at least at its level."""
-    return tuple(map(float, stats.binomtest(successes, trials).proportion_ci(level, "exact")))
-
-
-def upper_bound(successes: int, trials: int, *, level: float = 0.95) -> float:
-    """The largest success rate that such a count does not rule out, one-sided (Clopper and Pearson
-    1934).
-    """
-    return float(
-        stats.binomtest(successes, trials, alternative="less").proportion_ci(level, "exact").high
-    )
-
-
-def needed(rate: float, *, level: float = 0.95) -> int:
-    """Trials that must all fail before a success rate above `rate` is ruled out one-sidedly at
-    `level`.
-    """
-    return math.ceil(math.log(1 - level) / math.log(1 - rate))
-
-
 def chance(shared: int, of: int, drawn: int) -> float:
     """Probability that two random sets of `drawn` out of `of` share at least `shared`
     (hypergeometric).
@@ -383,7 +365,7 @@ def protects(bits: Change, gain: Change, *, p_holm: float | None = None) -> bool
     or without effect: see the intervals.
 
     Args:
-        bits: `change` of `atslib.bits` from undefended to defended.
+        bits: `change` of `atslib.measures.found.bits` from undefended to defended.
         gain: `change` of `atslib.measures.guesses.gain`, in dB, on the same images.
         p_holm: adjusted p of `bits`; None where the cell is a family of its own.
     """

@@ -56,6 +56,7 @@ IMAGES = range(100)  # the first of the test set, as in both publications
 OUTCOME_COLUMNS = ("found", "bits", "frame", "gain_told")
 OWN_PACKAGES = (
     "atslib.",
+    "atsaudit.",
     "atsbook.",
 )  # modules whose attacks are known by their fields, not by their source
 CACHE_SIZE = 200  # results kept in memory; one of 100 attacks has some megabytes

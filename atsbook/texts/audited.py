@@ -1,4 +1,4 @@
-"""Two tables of *Audit your own*, made from stored reports of `atslib audit`: what a network gives
+"""Two tables of *Audit your own*, made from stored reports of `atsaudit`: what a network gives
 away that is fine-tuned from pretrained weights, and what an audit finds of networks that people have.
 """
 

@@ -225,7 +225,7 @@ class Observed:
         for update in self.updates:
             check_kind("Observed.updates: one", update, Update, "an Update")
         check_kind("Observed.threat", self.threat, ThreatModel, "an atslib.ThreatModel")
-        check_kind("Observed.knows", self.knows, Knowledge, "an atslib.Knowledge")
+        check_kind("Observed.knows", self.knows, Knowledge, "an atslib.clients.view.Knowledge")
         counts = {len(update.gradients) for update in self.updates}
         if len(counts) > 1:
             raise AtsError(

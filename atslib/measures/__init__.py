@@ -4,7 +4,8 @@
 answered without a gradient, `frame` how well the visible part of the photograph is known,
 `perceptual` what a network that knows pictures recognizes. `metrics` compares an image with its
 reconstruction, `identification` finds it among others of any class; `batches` pairs the images of a
-batch with their reconstructions, and counts its labels. To add a measure: one function in
+batch with their reconstructions, and counts its labels; `intervals` says how sure one may be of a
+share. To add a measure: one function in
 `metrics`.
 """
 

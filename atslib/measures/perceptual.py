@@ -57,7 +57,7 @@ def recognize(reconstructions: Tensor, photographs: Tensor, candidates: Tensor) 
         candidates: (B, K) rows of photographs, see `atslib.own_class`; each row of them is looked
             at once.
     Returns:
-        (B, K), from -1 to 1, for `atslib.found`, `atslib.bits` and `atslib.measures.found.rank`; 0
+        (B, K), from -1 to 1, for `found`, `bits` and `rank` of `atslib.measures.found`; 0
         where a reconstruction is not finite.
     Raises:
         AtsError: other shapes or dtypes, or the extra `[perceptual]` is missing.

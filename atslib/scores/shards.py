@@ -151,7 +151,7 @@ def attack_gains(
     (B,); lower is more private.
 
     The mean image (`mean_prepared` of all `images`) knows the policy, but neither the label nor
-    what was drawn. It is a weaker guess than `atslib.guess_knowing_draw`, so these gains are
+    what was drawn. It is a weaker guess than `measures.guesses.guess_knowing_draw`, so these gains are
     larger. Both PSNRs are against the transformed image: a policy that only makes its images
     darker, so that every guess scores less, gains nothing by it. Crops, flips and starts are the
     same for every policy.

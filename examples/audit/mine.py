@@ -1,4 +1,4 @@
-"""A network of one's own, for `python -m atslib audit`."""
+"""A network of one's own, for `python -m atsaudit`."""
 
 from torch import nn
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atslib.errors import AtsError, choose
+from atslib.named import is_own, named
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 
 Gradients = dict[str, Tensor]  # parameter name → (N, *shape), the gradients of N clients
@@ -305,3 +306,13 @@ def needed(rng: Stream, defense: Defense) -> torch.Generator:
     if rng is None:
         raise AtsError(f"defense {defense} draws at random: give it rng=atslib.rng(seed)")
     return rng
+
+
+def own_defense(text: str) -> Defense:
+    """The defense of a text in which parts may be file.py:name of a function, a policy or a
+    `Defense`.
+    """
+    parts = [part.strip() for part in text.split("|")]
+    if not any(map(is_own, parts)):
+        return Defense.parse(text)
+    return Defense.of([named(part, "--defense") if is_own(part) else part for part in parts])

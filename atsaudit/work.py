@@ -16,11 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from atslib.attacks import GradientMatching, reconstruct
-from atslib.attacks.attack import Attack, Reconstruction
-from atslib.attacks.memory import MOST_MEMORY
-from atslib.audit.config import LEAST_IMAGES, AuditConfig, Case
-from atslib.audit.ladder import (
+from atsaudit.candidate_attacks import (
     CLOSED,
     FAMILIES,
     against,
@@ -29,8 +25,12 @@ from atslib.audit.ladder import (
     is_faint,
     seeks_before,
 )
-from atslib.audit.outcome import Outcome, Pool, judge, one_photograph
-from atslib.audit.views import Seen, moved_on, see
+from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
+from atsaudit.outcome import Outcome, Pool, judge, one_photograph
+from atsaudit.views import Seen, moved_on, see
+from atslib.attacks import GradientMatching, reconstruct
+from atslib.attacks.attack import Attack, Reconstruction
+from atslib.attacks.memory import MOST_MEMORY
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.view import Observed
 from atslib.errors import AtsError

@@ -3,15 +3,13 @@ decibels.
 """
 
 import dataclasses
-import math
 
 import torch
 import torch.nn.functional as F
-from scipy import stats
 from torch import Tensor
 
-from atslib.audit.config import Case
-from atslib.audit.views import Seen
+from atsaudit.config import Case
+from atsaudit.views import Seen
 from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.prepare import to_images
 from atslib.data.copies import copies, near_copies
@@ -276,28 +274,3 @@ def _guesses(seen: Seen, rows: Tensor, pool: Pool, policy: str) -> Tensor:
             )
         guesses.append(to_images(others).mean(0))
     return torch.stack(guesses)
-
-
-def share_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a share (Clopper and Pearson 1934)."""
-    low, high = stats.binomtest(successes, trials).proportion_ci(0.95, "exact")
-    return float(low), float(high)
-
-
-def upper_bound(successes: int, trials: int) -> float:
-    """The largest share that such a count does not rule out at 95 %, one-sided."""
-    return float(
-        stats.binomtest(successes, trials, alternative="less").proportion_ci(0.95, "exact").high
-    )
-
-
-def lower_bound(successes: int, trials: int) -> float:
-    """The smallest share that such a count does not rule out at 95 %, one-sided."""
-    return float(
-        stats.binomtest(successes, trials, alternative="greater").proportion_ci(0.95, "exact").low
-    )
-
-
-def needed(limit: float) -> int:
-    """Images of which none may be found before a share above the limit is ruled out at 95 %."""
-    return math.ceil(math.log(0.05) / math.log(1 - limit))

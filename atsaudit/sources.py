@@ -1,13 +1,8 @@
-"""Networks, weights and images that are named in the shell."""
+"""Losses, weights and images that are named in the shell."""
 
 import argparse
-import importlib
-import importlib.util
-import inspect
 import json
 import operator
-import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from textwrap import shorten
@@ -20,8 +15,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atslib.attacks import ATTACKS, Attack, GradientMatching
-from atslib.clients.defenses.defense import Defense
 from atslib.data.folder import (
     FITS,
     GREY,
@@ -39,7 +32,8 @@ from atslib.data.images import Images, describe, explain, is_tensor
 from atslib.data.load import DATASETS, load
 from atslib.errors import AtsError, choose
 from atslib.gradients.inputs import UNSIGNED, as_tensor
-from atslib.models import MOST_CLASSES, build_model
+from atslib.models import MOST_CLASSES
+from atslib.named import named
 
 MOST = 5_000  # images of a data set of one's own that are taken
 LARGEST_GUESSED = (
@@ -57,127 +51,6 @@ NESTED = (
 )
 AVERAGES = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 INDEX = ".index.json"  # how the names of files end that say which tensors are in which part
-
-
-def named(text: str, what: str) -> object:
-    """What `file.py:name` or `package.module:name` stands for.
-
-    Raises:
-        AtsError: no colon, no such file, module or name, or one that fails when it is imported.
-    """
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name.isidentifier():
-        raise AtsError(f"{what} {text!r}: write file.py:name or package.module:name")
-    try:
-        module = (
-            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-    except AtsError:
-        raise
-    except Exception as error:
-        raise AtsError(
-            f"{what} {text!r}: importing {place} failed: {type(error).__name__}: {error}"
-        ) from None
-    if not hasattr(module, name):
-        raise AtsError(f"{what} {text!r}: there is no {name!r} in {place}")
-    return getattr(module, name)
-
-
-def _from_file(path: Path) -> object:
-    if not path.is_file():
-        raise AtsError(
-            f"{path} is no file; give the file that the network or the data are written in"
-        )
-    name = f"atslib_user_{path.stem}_{abs(hash(path.resolve())) % 10**8}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))  # so that it finds what lies beside it
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        sys.path.pop(0)
-    return module
-
-
-def is_own(text: str) -> bool:
-    """Whether a text is file.py:name or package.module:name, and not such as prune:0.7."""
-    return re.fullmatch(r"(.+\.py|\w+(\.\w+)+):[^\W\d]\w*", text.strip()) is not None
-
-
-def own_defense(text: str) -> Defense:
-    """The defense of a text in which parts may be file.py:name of a function, a policy or a
-    `Defense`.
-    """
-    parts = [part.strip() for part in text.split("|")]
-    if not any(map(is_own, parts)):
-        return Defense.parse(text)
-    return Defense.of([named(part, "--defense") if is_own(part) else part for part in parts])
-
-
-def own_attack(text: str) -> GradientMatching | Attack | Callable:
-    """The preset of a name, or the attack that file.py:name stands for: an object with `run`, a
-    class of such, or a function.
-    """
-    if not is_own(text):
-        choose("attack", text, ATTACKS)
-        return ATTACKS[text]
-    found = named(text, "--attack")
-    found = found() if isinstance(found, type) else found
-    if not isinstance(found, GradientMatching) and not callable(getattr(found, "run", found)):
-        raise AtsError(
-            f"--attack {text!r} is a {type(found).__name__}; it must have `run`, or be a function of what was seen"
-        )
-    return found
-
-
-def network(text: str, images: Images, seed: int, norm: tuple | None = None) -> nn.Module:
-    """The network that a text names: a factory, a module, or one of `build_model`'s.
-
-    Args:
-        text: "file.py:name", "package.module:name", or a name such as "resnet20-4".
-        images: those that it is for; a factory gets its arguments
-            `num_classes`, `in_channels` and `image_size` where it has them.
-        seed: of its weights.
-        norm: mean and deviation of each channel, for a name.
-    """
-    _, channels, size, _ = images.pixels.shape
-    if ":" not in text:
-        return build_model(text, images.num_classes, channels, norm=norm, image_size=size, rng=seed)
-    found = named(text, "--model")
-    if isinstance(found, nn.Module):
-        return found
-    if not callable(found):
-        raise AtsError(
-            f"--model {text!r} is a {type(found).__name__}; it must be a network, or a function that gives one"
-        )
-    known = {"num_classes": images.num_classes, "in_channels": channels, "image_size": size}
-    try:
-        taken = {
-            name: value
-            for name, value in known.items()
-            if name in inspect.signature(found).parameters
-        }
-    except (TypeError, ValueError):
-        taken = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        try:
-            made = found(**taken)
-        except Exception as error:
-            raise AtsError(
-                f"--model {text!r} failed when it was called: {type(error).__name__}: {error}"
-            ) from None
-    if not isinstance(made, nn.Module):
-        raise AtsError(
-            f"--model {text!r} gives a {type(made).__name__}; it must give a torch.nn.Module"
-        )
-    return made
 
 
 def named_loss(text: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from atslib.audit.config import KNOWLEDGE, AuditConfig, Case
+from atsaudit.config import KNOWLEDGE, AuditConfig, Case
 from atslib.clients.defenses.defense import Defense, Transformation, share
 from atslib.clients.observe import attackers_network, client_draws, observe
 from atslib.clients.sums import summed

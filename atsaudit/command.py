@@ -1,4 +1,4 @@
-"""`python -m atslib audit`."""
+"""What `python -m atsaudit` does."""
 
 import argparse
 import dataclasses
@@ -6,14 +6,15 @@ import re
 import sys
 import time
 
-from atslib.audit import recorded
-from atslib.audit.calls import audited
-from atslib.audit.page import command_line
-from atslib.audit.report import AuditReport
-from atslib.audit.sources import images_of, named_loss, network, weights_in
+from atsaudit import update_files
+from atsaudit.page import command_line
+from atsaudit.report import AuditReport
+from atsaudit.run_audit import audited
+from atsaudit.sources import images_of, named_loss, weights_in
+from atslib.clients.records import client_mode, mode_contradiction, network_of
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
-from atslib.models import Normalize, device_of
+from atslib.models import Normalize, device_of, named_model
 from atslib.shell import check_out
 from atslib.weights import fill
 
@@ -45,9 +46,9 @@ def run(args: argparse.Namespace) -> AuditReport:
     settings = settings_of(args)
     images, names = images_of(args.data, args.image_size, args.fit)
     norm = normalization_of(args)
-    own = network(args.model, images, args.seed, norm)
+    own = named_model(args.model, images, args.seed, norm)
     # A factory is called twice, so that both networks are as it makes them.
-    model = network(args.model, images, args.seed, norm)
+    model = named_model(args.model, images, args.seed, norm)
     if ":" not in args.model:
         norm = None  # it normalizes by itself
     update = None
@@ -56,15 +57,15 @@ def run(args: argparse.Namespace) -> AuditReport:
         weights, note = weights_in(args.weights)
         fill(model, weights, args.weights)
         notes += [note] if note else []
-    kept_back = recorded.not_shared(model, args.shared) if args.shared else []
+    kept_back = update_files.not_shared(model, args.shared) if args.shared else []
     contradictions = ()
     if args.update:
-        kept = recorded.read(
+        kept = update_files.read(
             args.update, number=args.round, kind=args.kind, lr=args.lr, steps=args.local_steps,
             network=model,
         )  # fmt: skip
-        update = (kept, recorded.rows_of(kept, names, len(images)))
-        kept_back = recorded.kept_back(kept, model, args.shared)
+        update = (kept, update_files.rows_of(kept, names, len(images)))
+        kept_back = update_files.kept_back(kept, model, args.shared)
         if kept_back and not args.weights:
             raise AtsError(
                 f"--update {args.update}: clients sent no array for {', '.join(kept_back[:3])}; if these stay with them, "
@@ -72,8 +73,8 @@ def run(args: argparse.Namespace) -> AuditReport:
             )
         sizes = tuple(sorted({len(rows) for rows in update[1]}))
         local = None if kept.kind == "gradient" else LocalTraining(epochs=kept.steps, lr=kept.lr)
-        told = recorded.client_mode(kept)
-        against = recorded.mode_contradiction(kept, args.victim) if args.victim else ""
+        told = client_mode(kept)
+        against = mode_contradiction(kept, args.victim) if args.victim else ""
         contradictions = tuple(filter(None, (against, kept.contradiction)))
         settings["victim"] = args.victim or told or "eval"
         settings |= {"batch": sizes, "local": local, "clients": 1, "rounds": 1}
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> AuditReport:
             "here, and the server is one that knows them all the same."
         )
     if update:
-        model = recorded.network_of(update[0], model)
+        model = network_of(update[0], model)
     given = bool(args.weights or args.update)
     place = device_of(args.device)
     model = model.to(place)

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atslib.audit.numbers import Numbers, png
-from atslib.audit.page import page
-from atslib.audit.work import Attacked
+from atsaudit.numbers import Numbers, png
+from atsaudit.page import page
+from atsaudit.work import Attacked
 from atslib.errors import AtsError, as_path
 from atslib.files import write_atomically
 

@@ -6,9 +6,9 @@ import io
 from PIL import Image
 from torch import Tensor
 
-from atslib.audit.config import AuditConfig
-from atslib.audit.outcome import lower_bound, needed, share_interval, upper_bound
-from atslib.audit.work import Attacked, Plan
+from atsaudit.config import AuditConfig
+from atsaudit.work import Attacked, Plan
+from atslib.measures.intervals import lower_bound, needed, share_interval, upper_bound
 
 WITHIN = "within the limit"
 ABOVE = "above the limit"

@@ -1,15 +1,16 @@
 """How much one's own network gives away: attacks inside a budget of time, and a report with a yes
 or no.
 
-`config` says what is audited and which cases follow; `views` plays the clients of a case, `ladder`
-lists the attacks that are tried, `outcome` says what an attack has told of each image, `work`
-plans, tunes, attacks and goes on after an interrupt. `numbers` holds what came of it and the
-verdict, `page` writes both as one HTML file, `report` saves all. `calls` is what the function does,
-`sources` finds networks, weights and images that are named in the shell, `recorded` reads updates
-that a federation has kept, and `command` is that of the shell. To add an attack, one line in
-`ladder.candidates`; to add a case, one in `config.cases_of`.
+`config` says what is audited and which cases follow; `views` plays the clients of a case,
+`candidate_attacks` lists the attacks that are tried, `outcome` says what an attack has told of each
+image, `work` plans, tunes, attacks and goes on after an interrupt. `numbers` holds what came of it
+and the verdict, `page` writes both as one HTML file, `report` saves all. `run_audit` is what the
+function does, `sources` finds losses, weights and images that are named in the shell,
+`update_files` reads updates that a federation has kept and `named_photographs` holds them beside
+the photographs that are said to be behind them; `command` is that of the shell. To add an attack,
+one line in `candidate_attacks.candidates`; to add a case, one in `config.cases_of`.
 
-This module imports nothing heavy, so that `atslib.audit` can be the function from the start.
+This module imports nothing heavy, so that the command line answers at once.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from atslib.audit.report import AuditReport
+    from atsaudit.report import AuditReport
     from atslib.clients.updates import LocalTraining
     from atslib.data.images import Images
     from atslib.models import Loss
@@ -70,7 +71,7 @@ def audit(
         folder: where it keeps its state; a killed audit goes on from there.
         class_names: for the report.
         progress: whether to show a bar with the remaining time.
-        settings: further fields of `atslib.audit.config.AuditConfig` by name.
+        settings: further fields of `atsaudit.config.AuditConfig` by name.
     Returns:
         The report: `.found`, the share of images found in the worst case, in [0, 1]; `.verdict`, in
         words; `.rows`, one per case; `.save(folder)`, which writes report.html.
@@ -78,7 +79,7 @@ def audit(
         AtsError: too few images, inputs that do not fit each other, or a network that cannot be
             attacked.
     """
-    from atslib.audit.calls import audited
+    from atsaudit.run_audit import audited
 
     options = {
         "batch": batch,

@@ -1,4 +1,4 @@
-"""What `atslib.audit` does: checks what it is given, runs the work, and makes a report of it."""
+"""What `atsaudit.audit` does: checks what it is given, runs the work, and makes a report of it."""
 
 import dataclasses
 import inspect
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atslib.audit.config import AuditConfig, Case, cases_of, not_tested
-from atslib.audit.ladder import CLOSED
-from atslib.audit.outcome import said_of_copies
-from atslib.audit.recorded import Recorded, client_mode, named_wrongly, observed
-from atslib.audit.report import AuditReport
-from atslib.audit.work import Work
+from atsaudit.candidate_attacks import CLOSED
+from atsaudit.config import AuditConfig, Case, cases_of, not_tested
+from atsaudit.named_photographs import named_wrongly
+from atsaudit.outcome import said_of_copies
+from atsaudit.report import AuditReport
+from atsaudit.work import Work
 from atslib.checkpoints import fingerprint
+from atslib.clients.records import Recorded, client_mode, observed
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
@@ -151,7 +152,7 @@ def audited(
     contradictions: Sequence[str] = (),
     began: float | None = None,
 ) -> AuditReport:
-    """See `atslib.audit`.
+    """See `atsaudit.audit`.
 
     Args:
         model, images, labels, untrained, normalize, folder, class_names, progress, loss: as there.
@@ -607,4 +608,4 @@ def _call(config: AuditConfig, loss: Loss | None) -> str:
     words = "".join(f", {name}={value!r}" for name, value in changed.items())
     if loss is not None:
         words += f", loss={_name(loss)}"
-    return f"atslib.audit(model, images, labels{words})"
+    return f"atsaudit.audit(model, images, labels{words})"

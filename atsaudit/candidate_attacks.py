@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from atsaudit.config import Case
 from atslib.attacks import (
     ATTACKS,
     GradientMatching,
@@ -18,7 +19,6 @@ from atslib.attacks import (
 from atslib.attacks.analytic import patches_of
 from atslib.attacks.attack import Attack
 from atslib.attacks.through_policy import forms
-from atslib.audit.config import Case
 from atslib.clients.view import Observed
 from atslib.errors import AtsError
 from atslib.gradients.problems import unflatten
