@@ -136,12 +136,12 @@ def test_an_audit_finds_photographs_that_are_there_twice(again):
     "again",
     [
         lambda x: (x.int() + 3).clamp(0, 255).byte(),
-        lambda x: (0.8 * (x.float() - 128) + 128).round().byte().flip(-1),
+        lambda x: (x // 2).flip(-1),
     ],
     ids=["brighter", "duller"],
 )
 def test_what_comparisons_do_not_see_makes_no_other_photograph(again):
-    pixels = 30 + (PIXELS.float() * 0.7).byte()
+    pixels = 40 + PIXELS // 4 * 2  # even, and clear of both ends
     both = torch.cat([pixels, again(pixels)])
     rows = torch.arange(20)
     pool = Pool.of(both, torch.zeros(40, dtype=torch.int64), rows)
