@@ -12,10 +12,10 @@ from atsaudit.config import Case
 from atsaudit.views import Seen
 from atslib.clients.defenses.defense import Defense, Transformation
 from atslib.clients.prepare import to_images
-from atslib.data.copies import copies, near_copies
+from atslib.data.copies import copies, looking_alike, near_copies
 from atslib.measures.batches import align
+from atslib.measures.found import FLOOR, fit_temperature, match, of_own_class, rank
 from atslib.measures.found import bits as told_bits
-from atslib.measures.found import fit_temperature, match, of_own_class, rank
 from atslib.measures.guesses import gain
 from atslib.measures.identification import SHIFT
 from atslib.measures.metrics import psnr
@@ -80,9 +80,11 @@ class Pool:
 
 def one_photograph(pixels: Tensor) -> Tensor:
     """Of each image (N, C, H, W) the first one that is the same photograph in a form that the
-    comparison tries, (N,): images larger than `SIDE` are shifted by more of their own pixels.
+    comparison tries, (N,): images larger than `SIDE` are shifted by more of their own pixels, and
+    those that only brightness, contrast or details tell apart, which it does not see, are one.
     """
-    return copies(pixels, shift=SHIFT * max(SIDE, *pixels.shape[2:]) // SIDE)
+    first = copies(pixels, shift=SHIFT * max(SIDE, *pixels.shape[2:]) // SIDE)
+    return looking_alike(pixels, first, SIDE, FLOOR)
 
 
 def said_of_copies(pixels: Tensor) -> str:
@@ -94,8 +96,8 @@ def said_of_copies(pixels: Tensor) -> str:
     if again:
         shared = int((counts > 1).sum())
         words.append(
-            f"{again} of {len(first)} photographs are there more than once, as equal, mirrored or shifted copies of "
-            f"{shared}; each of these counts as one candidate."
+            f"{again} of {len(first)} photographs are there more than once, as equal, mirrored, shifted or brighter copies "
+            f"of {shared}; each of these counts as one candidate."
         )
     if near := int(near_copies(pixels, first).sum()):
         words.append(

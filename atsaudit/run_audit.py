@@ -21,13 +21,14 @@ from atslib.clients.records import Recorded, client_mode, observed
 from atslib.clients.view import Observed, ThreatModel
 from atslib.data.images import Images, describe, explain, label_fault
 from atslib.errors import AtsError, as_path, check_kind
-from atslib.gradients.inputs import first_parameter
+from atslib.gradients.inputs import check_state, first_parameter
 from atslib.models import (
     Loss,
     Normalize,
     as_client,
     class_scores,
     copied,
+    eagerly,
     loss_of,
     scores_in,
     shared_parameters,
@@ -135,6 +136,7 @@ class FromUnits(nn.Module):
         return normalized * self.std + self.mean
 
 
+@eagerly
 def audited(
     model: nn.Module,
     images: Tensor | np.ndarray | Images,
@@ -464,11 +466,14 @@ def prepared(
         model = _behind(Normalize(*normalize), model)
     first = next(model.parameters(), None)
     if first is not None and first.dtype in (torch.float16, torch.bfloat16):
-        model = model.to(first.dtype)  # what was put before a network in half precision too
+        for layer in model.modules():  # what was put before it is in half precision too
+            if isinstance(layer, Normalize | FromUnits):
+                layer.to(first.dtype)
     if first is None:
         raise AtsError(
             f"audit: {type(model).__name__} has no parameters, so there is no gradient to share"
         )
+    check_state(model, (pixels[:2] / 255).to(first))
     try:
         with torch.no_grad():
             output = to_try(model)((pixels[:2] / 255).to(first))

@@ -8,6 +8,7 @@ copy, and so does every gradient of a network that a pass changes.
 import collections
 import copy
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -50,11 +51,14 @@ def deep_copy(model: nn.Module, memo: dict[int, object] | None = None) -> nn.Mod
     """
     memo = {} if memo is None else memo
     memo |= _substitutes(model, memo)
+    cells = _functions(model, memo)
     try:
         with (
             torch.no_grad()
         ):  # else the copies of scripted networks are computed from the originals
             twin = copy.deepcopy(model, memo)
+            for old, new in cells:
+                new.cell_contents = _of_cell(old.cell_contents, memo)
     except Exception as error:
         raise AtsError(_refusal(model, error)) from None
     for own, theirs in zip(twin.parameters(), model.parameters(), strict=True):
@@ -76,6 +80,55 @@ def _substitutes(model: nn.Module, known: dict[int, object]) -> dict[int, object
         elif type(value) in _ANEW:
             found[id(value)] = _ANEW[type(value)](value)
     return found
+
+
+def _functions(
+    model: nn.Module, memo: dict[int, object]
+) -> list[tuple[types.CellType, types.CellType]]:
+    """Enter a copy of each function that a network holds together with variables of its own, such
+    as a hook that counts; and of these the old and the new variables, still empty.
+    """
+    cells: dict[int, tuple[types.CellType, types.CellType]] = {}
+    found = [value for value in _reachable(model) if id(value) not in memo]
+    for function in found:
+        if not isinstance(function, types.FunctionType) or not _parts(function):
+            continue
+        own = []
+        for cell in function.__closure__:
+            if _is_filled(cell):
+                own.append(cells.setdefault(id(cell), (cell, types.CellType()))[1])
+            else:
+                own.append(cell)
+        known = function.__code__, function.__globals__, function.__name__, function.__defaults__
+        twin = types.FunctionType(*known, tuple(own))
+        twin.__kwdefaults__ = function.__kwdefaults__
+        twin.__module__, twin.__qualname__ = function.__module__, function.__qualname__
+        twin.__dict__.update(function.__dict__)
+        memo[id(function)] = twin
+    for kept in found:
+        if isinstance(kept, _LRU):
+            inner = memo.get(id(kept.__wrapped__), kept.__wrapped__)
+            memo[id(kept)] = functools.lru_cache(**kept.cache_parameters())(inner)
+    return list(cells.values())
+
+
+def _of_cell(value: object, memo: dict[int, object]) -> object:
+    """A copy of a function's variable; what cannot be copied, such as a module, is shared."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        return value
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # of a name that nothing has been given to yet
+        return False
+    return True
+
+
+_LRU = functools._lru_cache_wrapper
 
 
 def apart(
@@ -129,10 +182,96 @@ def moved_layers(before: nn.Module, after: nn.Module) -> list[str]:
     ]
 
 
-def kept_tensors(model: nn.Module) -> dict[Place, Tensor]:
-    """Tensors that layers hold and that are neither parameters nor buffers, by place.
+def outside(model: nn.Module) -> dict[str, object]:
+    """What the network's classes share, and the variables of their modules that their code names, by
+    a name for messages: numbers, tensors and what holds them. No copy has these for itself.
 
-    Those in dicts, lists and plain objects of a layer are among them.
+    torch's own classes are passed over.
+    """
+    found: dict[str, object] = {}
+    classes = {each for layer in model.modules() for each in type(layer).__mro__[:-1]}
+    for kind in sorted(classes, key=lambda kind: (kind.__module__, kind.__qualname__)):
+        if f"{kind.__module__}.".startswith("torch."):
+            continue
+        for key, value in vars(kind).items():
+            if not key.startswith("__") and isinstance(value, _STATE):
+                found[f"{kind.__name__}.{key}"] = value
+            function = value.fget if isinstance(value, property) else value
+            function = inspect.unwrap(function) if callable(function) else function
+            if isinstance(function, types.FunctionType):
+                found |= _around(function)
+    return found
+
+
+_STATE = (
+    int, float, complex, Tensor, np.ndarray, dict, list, set, collections.deque, types.NoneType,
+)  # fmt: skip
+
+
+def _around(function: types.FunctionType) -> dict[str, object]:
+    """What the code of a method names outside it, and its own defaults."""
+    around = function.__globals__
+    found = {
+        f"{name} of {function.__module__}": around[name]
+        for name in function.__code__.co_names
+        if name in around and isinstance(around[name], _STATE)
+    }
+    own = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found |= {
+        f"{name} around {function.__qualname__}": cell.cell_contents
+        for name, cell in own
+        if _is_filled(cell) and isinstance(cell.cell_contents, _STATE)
+    }
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    kept = [value for value in defaults if isinstance(value, _STATE) and not _is_number(value)]
+    return found | ({f"a default of {function.__qualname__}": kept} if kept else {})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | complex | types.NoneType)
+
+
+def check_outside(model: nn.Module, run: Callable[[nn.Module], object]) -> None:
+    """Raise `AtsError` where a network keeps state outside itself that its gradients depend on, so
+    that no copy begins where it did: a counter of a class, a table that is made once.
+
+    Args:
+        run: runs a copy of the network, the same way each time, and gives its scores.
+    """
+    if not (before := outside(model)):
+        return
+    before = {place: _of_cell(value, {}) for place, value in before.items()}
+    first = run(apart(model))
+    after = outside(model)
+    moving = [place for place in after if not _alike(before.get(place), after[place], set())]
+    made = [
+        place
+        for place in after
+        if any(
+            tensor.requires_grad and not tensor.is_leaf
+            for _, tensor in _tensors(after[place], (), set())
+        )
+    ]
+    again = run(apart(model)) if moving and not made else first
+    if made or not _close(first, again):
+        raise AtsError(
+            f"{type(model).__name__} changes {(made or moving)[0]}, which lies outside it and which its scores are made "
+            "of, so that no two runs of it are alike; keep it in an attribute or a buffer of the layer"
+        )
+
+
+def _close(a: object, b: object) -> bool:
+    """Whether two results are the same but for rounding, which not every device repeats."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+        return type(a) is type(b) and not isinstance(a, Tensor)
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def kept_tensors(model: nn.Module) -> dict[Place, Tensor]:
+    """Tensors that layers hold and that are neither parameters nor saved buffers, by place.
+
+    Those in dicts, lists and plain objects of a layer, and in variables of its functions and hooks,
+    are among them.
     """
     found: dict[Place, Tensor] = {}
     for name, layer in model.named_modules():
@@ -143,11 +282,14 @@ def kept_tensors(model: nn.Module) -> dict[Place, Tensor]:
                 continue
             for path, tensor in _tensors(value, (key,), set()):
                 found[name, path] = tensor
+        for key in layer._non_persistent_buffers_set:
+            if isinstance(value := layer._buffers.get(key), Tensor):
+                found[name, ("_buffers", key)] = value
     return found
 
 
-# Attributes of every module that torch manages
-_TORCHS = frozenset(vars(nn.Module()))
+# Attributes of every module that torch manages, hooks apart
+_TORCHS = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"}
 
 
 def _tensors(
@@ -173,10 +315,19 @@ def _parts(value: object) -> list[tuple[object, object]]:
     if isinstance(value, set | frozenset):
         return list(enumerate(value))
     if isinstance(value, functools.partial):
-        return [("args", value.args), ("keywords", value.keywords)]
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
     if isinstance(value, types.MethodType):
         return [("__self__", value.__self__)]
-    plain = isinstance(value, type | types.FunctionType | types.ModuleType | torch.jit.ScriptModule)
+    if isinstance(value, _LRU):
+        return [("__wrapped__", value.__wrapped__)]
+    if isinstance(value, types.CellType):
+        return [("cell_contents", value.cell_contents)] if _is_filled(value) else []
+    if isinstance(value, types.FunctionType):
+        # Those of torch, those that it compiled and hooks of this library are no part of a network.
+        own = not (value.__module__ or "").startswith(("torch.", "atslib."))
+        own = own and not hasattr(value, "_torchdynamo_orig_callable")
+        return [("__closure__", value.__closure__)] if own and value.__closure__ else []
+    plain = isinstance(value, type | types.ModuleType | torch.jit.ScriptModule)
     return [] if plain else list(getattr(value, "__dict__", {}).items())
 
 
@@ -187,12 +338,19 @@ def _emptied(owner: object, path: tuple[object, ...]) -> None:
         if owner is None:
             return
         owner = _part(owner, key)
-    if isinstance(owner, dict):
+    if way and way[-1] == "_buffers":
+        owner[last] = None
+    elif isinstance(owner, dict):
         owner.pop(last, None)
     elif isinstance(owner, list | collections.deque):
         owner.clear()
+    elif isinstance(owner, types.CellType):
+        owner.cell_contents = None
     elif owner is not None and not isinstance(owner, tuple):
-        owner.__dict__[last] = None
+        if hasattr(type(owner), last):  # a default of the class, or a `cached_property`
+            owner.__dict__.pop(last, None)
+        else:
+            owner.__dict__[last] = None
 
 
 def _part(owner: object, key: object) -> object:
@@ -200,7 +358,7 @@ def _part(owner: object, key: object) -> object:
         return owner.get(key)
     if isinstance(owner, list | tuple | collections.deque):
         return owner[key] if key < len(owner) else None
-    return getattr(owner, "__dict__", {}).get(key)
+    return dict(_parts(owner)).get(key) if owner is not None else None
 
 
 def _reachable(model: object) -> Iterator[object]:

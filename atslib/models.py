@@ -9,8 +9,10 @@ import dataclasses
 import functools
 import inspect
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +26,9 @@ from atslib.data.load import Images, normalization
 from atslib.errors import AtsError, check_whole
 from atslib.named import named
 from atslib.rng import as_stream
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LARGEST_CONSTANT = (
     3.0  # of a mean or deviation in units of [0, 1]; in units of 0..255 both are far above
@@ -596,6 +601,21 @@ def to_try(model: nn.Module) -> nn.Module:
     where a pass changes nothing.
     """
     return model if keeps_nothing(model) else apart(model)
+
+
+def eagerly(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that runs networks as they are written where `torch.compile` has wrapped a part of
+    them, since of compiled code there are no second derivatives.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and it takes long to import
+            return function(*args, **kwargs)
+        with torch.compiler.set_stance("force_eager"):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def scores_in(output: object) -> object:

@@ -7,6 +7,7 @@ A wrapper puts a word before each name: "module." (parallel training), "_orig_mo
 import re
 from itertools import product
 
+import torch
 from torch import Tensor, nn
 
 from atslib.errors import AtsError
@@ -44,10 +45,18 @@ def fitted(
             numbers for weights.
     """
     own = model.state_dict()
-    if AVERAGED not in own:
-        tensors = {name: value for name, value in tensors.items() if name != AVERAGED}
+    tensors = {
+        name: value
+        for name, value in tensors.items()
+        if name in own or name.rpartition(".")[2] != AVERAGED
+    }
     if tensors and not tensors.keys() & own.keys() and all(map(NUMBER.fullmatch, tensors)):
         found = _by_position(tensors, model, own, whose)
+        if not partial and (missing := [name for name in _needed(own) if name not in found]):
+            raise AtsError(
+                f"{whose} has the {len(found)} parameters of the network without names, and not {missing[0]!r}; give the "
+                "arrays of its state_dict(), in that order"
+            )
     else:
         found = _by_name(tensors, own, whose, partial)
     for name, value in found.items():
@@ -191,6 +200,9 @@ def _check(name: str, value: Tensor, own: object, whose: object) -> None:
     if not isinstance(own, Tensor) or not isinstance(value, Tensor):
         return
     kind = str(value.dtype).removeprefix("torch.")
+    if value.is_meta or value.layout != torch.strided:
+        how = "has no values (device meta)" if value.is_meta else f"is of layout {value.layout}"
+        raise AtsError(f"{whose}: {name!r} {how}; save it as a plain dense tensor")
     weights = own.is_floating_point()
     # Floats of a byte are quantized as whole numbers are: they stand for weights beside a scale.
     odd = not value.is_floating_point() or value.element_size() < min(2, own.element_size())

@@ -5,13 +5,14 @@ import io
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
 import atsaudit
 import atslib
 from atsaudit.outcome import Pool, ranks
-from atslib.data.copies import copies, near_copies
+from atslib.data.copies import copies, looking_alike, near_copies
 from atslib.data.load import available
 from atslib.errors import AtsError
 from atslib.measures.identification import identification
@@ -130,6 +131,36 @@ def test_an_audit_finds_photographs_that_are_there_twice(again):
     assert report.found == 1.0
     attacked = report.results[0].outcome.images % 20
     assert len(attacked.unique()) == len(attacked)  # each photograph is attacked once
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda x: (x.int() + 3).clamp(0, 255).byte(),
+        lambda x: (x // 2).flip(-1),
+    ],
+    ids=["brighter", "duller"],
+)
+def test_what_comparisons_do_not_see_makes_no_other_photograph(again):
+    pixels = 40 + PIXELS // 4 * 2  # even, and clear of both ends
+    both = torch.cat([pixels, again(pixels)])
+    rows = torch.arange(20)
+    pool = Pool.of(both, torch.zeros(40, dtype=torch.int64), rows)
+    assert pool.first.tolist() == list(range(20)) * 2
+    rank, candidates = ranks(pixels / 255, rows, pool, "")
+    assert rank.tolist() == [1] * 20
+    assert candidates.tolist() == [20] * 20
+
+
+def test_large_pictures_that_differ_in_their_details_are_one_photograph_where_those_are_not_seen():
+    stream = torch.Generator().manual_seed(0)
+    large = F.interpolate(PIXELS.float(), 128, mode="bilinear").clamp(8, 247)
+    fine = large + torch.randint(-8, 9, large.shape, generator=stream)
+    both = torch.cat([large.round(), fine.round()]).byte()
+    first = copies(both)
+    assert first.tolist() == list(range(40))
+    assert looking_alike(both, first, 32, 1e-2).tolist() == list(range(20)) * 2
+    assert looking_alike(both, first, 128, 1e-5).tolist() == list(range(40))
 
 
 @pytest.mark.parametrize("again", [lambda x: x, lambda x: x.flip(-1)], ids=["equal", "mirrored"])

@@ -3,6 +3,7 @@ refuses: every client's gradient is torch's own of a fresh network with the stat
 """
 
 import dataclasses
+import functools
 import threading
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from checks import refused
 from torch import nn
 
+import atsaudit
 import atslib
 from atslib import ATTACKS, Normalize, ThreatModel, rng
 from atslib.attacks.objective import Objective
@@ -110,6 +112,33 @@ MOVING = {
 }
 
 
+class CountsAround(Body):
+    """Counts its calls in a variable of a function that it holds."""
+
+    def __init__(self):
+        super().__init__()
+        calls = 0
+
+        def tick():
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.tick = tick
+
+    def forward(self, x):
+        return super().forward(x) / self.tick()
+
+
+def counting_hook():
+    body, calls = Body(), []
+    body.register_forward_hook(lambda layer, _, out: calls.append(1) or out * len(calls))
+    return body
+
+
+MOVING |= {"closure": CountsAround, "hook": counting_hook}
+
+
 class Keeps(Body):
     """Keeps a tensor made of a parameter between its calls in eval mode."""
 
@@ -172,7 +201,64 @@ class KeepsInLayers(nn.Module):
         return self.a(x) + self.b(x) * self.constant.to(x)
 
 
+class KeepsProperty(Keeps):
+    """Keeps it as Python's `cached_property` does."""
+
+    @functools.cached_property
+    def table(self):
+        return self.bias[None] * 2
+
+    def forward(self, x):
+        return Body.forward(self, x) + self.table
+
+
+class KeepsInCache(Keeps):
+    """Keeps it in a function's own cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = functools.lru_cache(maxsize=None)(lambda: self.bias[None] * 2)
+
+    def forward(self, x):
+        return Body.forward(self, x) + self.table()
+
+
+class KeepsAround(Keeps):
+    """Keeps it in a variable of a function that it holds."""
+
+    def __init__(self):
+        super().__init__()
+        made = []
+
+        def table():
+            if not made:
+                made.append(self.bias[None] * 2)
+            return made[0]
+
+        self.table = table
+
+    def forward(self, x):
+        return Body.forward(self, x) + self.table()
+
+
+class KeepsBuffer(Keeps):
+    """Keeps it in a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = self.bias[None] * 2
+        return Body.forward(self, x) + self.table
+
+
 KEEPING = {
+    "property": KeepsProperty,
+    "cache": KeepsInCache,
+    "closure": KeepsAround,
+    "buffer": KeepsBuffer,
     "attribute": Keeps,
     "by device": KeepsByDevice,
     "object": KeepsElsewhere,
@@ -363,3 +449,72 @@ def test_a_copy_has_a_generator_and_a_lock_of_its_own():
     assert torch.equal(model[1].held.get_state(), state)
     with model[1].lock:
         assert twin[1].lock.acquire(blocking=False)
+
+
+COUNTED = {"calls": 0}
+TABLES = {}
+
+
+class CountsInClass(Body):
+    calls = 0
+
+    def forward(self, x):
+        CountsInClass.calls += 1
+        return super().forward(x) * CountsInClass.calls
+
+
+class CountsInModule(Body):
+    def forward(self, x):
+        COUNTED["calls"] += 1
+        return super().forward(x) * COUNTED["calls"]
+
+
+class CountsInDefault(Body):
+    def forward(self, x, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return super().forward(x) * calls[0]
+
+
+class KeepsInModule(Keeps):
+    def forward(self, x):
+        if "table" not in TABLES:
+            TABLES["table"] = self.bias[None] * 2
+        return Body.forward(self, x) + TABLES["table"]
+
+
+OUTSIDE = {
+    "CountsInClass.calls": CountsInClass,
+    "COUNTED of test_moving_networks": CountsInModule,
+    "a default of CountsInDefault.forward": CountsInDefault,
+    "TABLES of test_moving_networks": KeepsInModule,
+}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_state_outside_a_network_is_named(place, mode):
+    TABLES.clear()
+    model = network(OUTSIDE[place], mode)
+    with refused(f"Sequential changes {place}", "outside it", "attribute or a buffer"):
+        atslib.observe(model, images(), LABELS, threat=ThreatModel(victim=mode))
+    with refused(f"Sequential changes {place}"):
+        atsaudit.audit(
+            model, torch.rand(12, 3, SIDE, SIDE), torch.arange(12) % 3, untrained=model, budget=1
+        )
+
+
+class Notes(Body):
+    """Counts in its class what no score depends on."""
+
+    calls = 0
+    said = False
+
+    def forward(self, x):
+        Notes.calls += 1
+        Notes.said = True
+        return super().forward(x)
+
+
+def test_state_outside_that_no_score_depends_on_does_no_harm():
+    seen = atslib.observe(network(Notes), images(), LABELS)
+    same(seen.gradients, by_torch(Notes, "eval"))

@@ -1461,7 +1461,36 @@ class Holding(nn.Module):
         return self.head(self.body(images))
 
 
+class CompiledMethod(nn.Module):
+    """A network of which a method is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = convolutions()
+
+    @functools.partial(torch.compile, backend="eager")
+    def scores(self, images):
+        return self.layers(images)
+
+    def forward(self, images):
+        return self.scores(images)
+
+
+class Autocast(nn.Module):
+    """A network that runs in mixed precision by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = convolutions()
+
+    def forward(self, images):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers(images)
+
+
 OF_ONES_OWN = {
+    "a compiled method": CompiledMethod,
+    "autocast": Autocast,
     "compiled": lambda: torch.compile(convolutions(), backend="eager"),
     "a compiled part": Holding,
     "bfloat16": lambda: convolutions().bfloat16(),
@@ -1478,6 +1507,27 @@ def test_compiled_networks_and_other_precisions_are_attacked(kind, norm):
         OF_ONES_OWN[kind](), images.pixels, images.labels, normalize=norm, batch=1, **QUICK
     )
     assert report.control.found == 8
+
+
+class Casts(nn.Module):
+    """A network in half precision, all but its head, that casts its images itself."""
+
+    def __init__(self):
+        super().__init__()
+        *body, self.head = convolutions()
+        self.body = nn.Sequential(*body).bfloat16()
+
+    def forward(self, images):
+        return self.head(self.body(images.bfloat16()).float())
+
+
+def test_a_network_that_casts_within_is_one_sentence():
+    images = photographs()
+    given = {"normalize": ([0.5] * 3, [0.25] * 3), "batch": 1, **QUICK}
+    with pytest.raises(
+        atslib.AtsError, match=r"cannot be attacked in float32 .*leave out the casts"
+    ):
+        atsaudit.audit(Casts(), images.pixels, images.labels, **given)
 
 
 LAZY = {

@@ -434,3 +434,28 @@ def test_folders_and_kinds_that_are_no_weights_are_one_sentence(tmp_path):
     torch.save(net(), tmp_path / "whole.pt")
     with refused("whole.pt cannot be read: it is no state dict, or it holds more than tensors"):
         read_weights(tmp_path / "whole.pt")
+
+
+# --- siblings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["module.", "_orig_mod."])
+def test_an_averaged_network_within_a_wrapper_is_read(before):
+    averaged = AveragedModel(net(1)).state_dict()
+    given = {before + name: value for name, value in averaged.items()}
+    assert equal(fill(net(), given, "w"), net(1))
+
+
+def test_arrays_that_are_not_plain_are_named():
+    given = net().state_dict()
+    with refused("'4.weight'", "layout torch.sparse_coo", "dense"):
+        fill(net(), given | {"4.weight": given["4.weight"].to_sparse()}, "w")
+    with refused("'4.weight'", "no values (device meta)"):
+        fill(net(), given | {"4.weight": given["4.weight"].to("meta")}, "w")
+
+
+def test_a_list_of_parameters_alone_is_no_state_dict():
+    given = {str(place): value for place, value in enumerate(net().parameters())}
+    with refused("6 parameters", "not '1.running_mean'", "state_dict()"):
+        fill(net(), given, "w")
+    assert len(fitted(given, net(), "w", partial=True)) == 6

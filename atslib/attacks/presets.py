@@ -13,8 +13,11 @@ from atslib.attacks.matching import GradientMatching
 from atslib.attacks.run import run_attack
 from atslib.attacks.through_policy import ThroughPolicy, known_policy
 from atslib.clients.view import Observed, Update
+from atslib.copying import apart
+from atslib.data.images import explain
 from atslib.errors import AtsError, choose
-from atslib.models import copied
+from atslib.gradients.per_example import SameRules
+from atslib.models import class_scores, copied, eagerly
 from atslib.rng import as_stream
 
 # Inverting Gradients (Geiping et al. 2020) as ATS ran it; the authors' benchmark/comm.py,
@@ -60,6 +63,7 @@ ATTACKS: dict[str, GradientMatching | Attack] = {
 }
 
 
+@eagerly
 def reconstruct(
     seen: Observed,
     attack: str
@@ -101,7 +105,7 @@ def reconstruct(
         attack = [_preset(each) for each in attack]
     else:
         attack = _preset(attack)
-    seen = replace(seen, updates=tuple(map(_in_single, seen.updates)))
+    seen = replace(seen, updates=tuple(_in_single(each, seen.shape) for each in seen.updates))
     for update in seen.updates:  # where its last layer is, which attacks ask for
         seen_ends(update.model, seen.shape)
     with torch.inference_mode(False), torch.enable_grad():
@@ -109,15 +113,29 @@ def reconstruct(
         return with_doubts(seen, result)
 
 
-def _in_single(update: Update) -> Update:
+def _in_single(update: Update, shape: tuple[int, int, int]) -> Update:
     """The update in single precision at least: in half precision the squares that an attack
     computes underflow to 0.
+
+    Raises:
+        AtsError: a network that casts its images of `shape` itself, and cannot run in it.
     """
-    if update.gradients.dtype in (torch.float32, torch.float64):
+    kinds = {value.dtype for value in (update.gradients, *update.model.parameters())}
+    if kinds <= {torch.float32, torch.float64}:
         return update
+    model = copied(update.model).float()
+    images = torch.zeros(2, *shape, device=update.gradients.device)
+    try:
+        with torch.no_grad(), SameRules():
+            class_scores(apart(model), images)
+    except Exception as error:  # of somebody else's code, which may raise anything
+        raise AtsError(
+            f"{type(model).__name__} cannot be attacked in float32 ({explain(error)}), and in half precision the squares "
+            "of its gradients underflow; leave out the casts in its forward pass"
+        ) from None
     return replace(
         update,
-        model=copied(update.model).float(),
+        model=model,
         gradients=update.gradients.float(),
         statistics={name: value.float() for name, value in update.statistics.items()},
         features=None if update.features is None else update.features.float(),

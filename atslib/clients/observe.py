@@ -24,7 +24,13 @@ from atslib.clients.prepare import to_images
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
 from atslib.copying import apart, moved_layers
 from atslib.errors import AtsError
-from atslib.gradients.inputs import check_images, check_labels, check_network, trained_parameter
+from atslib.gradients.inputs import (
+    check_images,
+    check_labels,
+    check_network,
+    check_state,
+    trained_parameter,
+)
 from atslib.gradients.per_example import SameRules
 from atslib.gradients.problems import (
     batch_statistics,
@@ -35,6 +41,7 @@ from atslib.gradients.problems import (
 from atslib.models import (
     as_client,
     copied,
+    eagerly,
     in_mode,
     keep_ends,
     keeps_nothing,
@@ -45,6 +52,7 @@ from atslib.rng import as_stream, torch_draws
 from atslib.rng import rng as stream
 
 
+@eagerly
 def observe(
     model: nn.Module,
     images: Tensor,
@@ -90,6 +98,7 @@ def observe(
     check_threat(threat, len(images))
     client = as_client(model, threat.victim)
     few = images[: min(threat.batch, 2)]  # batch statistics need two
+    check_state(client, few)
     drawn = client_draws(client, few, rng)
     with torch.no_grad(), drawn():
         classes = check_network(client, few)

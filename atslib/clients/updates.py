@@ -19,6 +19,7 @@ from atslib.gradients.inputs import (
     check_images,
     check_labels,
     check_network,
+    check_state,
     trained_parameter,
 )
 from atslib.gradients.per_example import SameRules
@@ -27,6 +28,7 @@ from atslib.gradients.routes import Route
 from atslib.models import (
     as_client,
     class_scores,
+    eagerly,
     keeps_nothing,
     loss_of,
     shared_parameters,
@@ -188,6 +190,7 @@ def trained_weights(
         ) from None
 
 
+@eagerly
 def observe_weights(
     model: nn.Module,
     images: Tensor,
@@ -225,6 +228,7 @@ def observe_weights(
     client = as_client(model, threat.victim)
     steps = local.steps(threat.batch)
     few = images[: min(threat.batch, 2)]  # batch statistics need two
+    check_state(client, few)
     drawn = client_draws(client, few, stream)
     with torch.no_grad(), drawn():
         classes = check_network(client, few)

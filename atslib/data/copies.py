@@ -4,9 +4,13 @@ Candidates that are one photograph are equally like any reconstruction of it: no
 apart, and nobody has to.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from atslib.errors import AtsError, check_whole
@@ -143,16 +147,56 @@ def near_copies(images: Tensor, first: Tensor) -> Tensor:
 
     Args:
         images: (N, C, H, W) uint8.
-        first: (N,) of `copies`.
+        first: (N,) of `copies` or of `looking_alike`.
     """
-    size = (min(COARSE, images.shape[2]), min(COARSE, images.shape[3]))
-    small = F.interpolate(images.cpu().float(), size, mode="bilinear", antialias=True)
-    rows, mirrored = (_lengths(each.flatten(1)) for each in (small, small.flip(-1)))
     near = torch.zeros(len(images), dtype=torch.bool)
-    for part in torch.arange(len(images)).split(AT_ONCE):
-        alike = torch.maximum(rows[part] @ rows.T, mirrored[part] @ rows.T).square() > 1 - NEAR
+    for part, alike in _alike(images, COARSE, NEAR):
         near[part] = (alike & (first[part, None] != first[None].cpu())).any(1)
     return near
+
+
+def looking_alike(images: Tensor, first: Tensor, side: int, share: float) -> Tensor:
+    """`first` of `copies`, where images are one photograph too that no comparison at a size tells
+    apart: brightness and contrast aside, all but a share of the variance is the same.
+
+    Args:
+        images: (N, C, H, W) uint8.
+        first: (N,) of `copies`.
+        side: pixels, at which they are compared; smaller images are not enlarged.
+        share: of the variance that may be an image's own.
+    Returns:
+        (N,) int64, at most the image's own number.
+    """
+    pairs = [torch.stack([torch.arange(len(first)), first])]
+    some = torch.zeros(len(first), dtype=torch.bool)  # those that are like any other
+    for part, alike in _alike(images, COARSE, NEAR):
+        some[part] = alike.sum(1) > 1
+    few = some.nonzero().flatten()
+    for part, alike in _alike(images[few], side, share):
+        ones, others = alike.nonzero(as_tuple=True)
+        pairs.append(torch.stack([few[part[ones]], few[others]]))
+    rows, columns = torch.cat(pairs, 1).numpy()
+    links = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(first), len(first)))
+    groups = torch.from_numpy(connected_components(links, directed=False)[1]).long()
+    numbers = torch.arange(len(first))
+    return numbers.scatter_reduce(0, groups, numbers, "amin", include_self=False)[groups]
+
+
+def _alike(images: Tensor, side: int, share: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """For some rows (k,) at a time, which of all images are alike, as they are or mirrored: (k, N).
+
+    They are where less than a share of the variance at `side` pixels is an image's own.
+    """
+    rows, mirrored = (_rows(each, side) for each in (images, images.flip(-1)))
+    for part in torch.arange(len(images)).split(AT_ONCE):
+        yield part, torch.maximum(rows[part] @ rows.T, mirrored[part] @ rows.T) > (1 - share) ** 0.5
+
+
+def _rows(images: Tensor, side: int) -> Tensor:
+    """Images of at most `side` pixels as rows of mean 0 and length 1."""
+    size = (min(side, images.shape[2]), min(side, images.shape[3]))
+    small = F.interpolate(images.cpu().float(), size, mode="bilinear", antialias=True)
+    return _lengths(small.flatten(1))
 
 
 def _lengths(rows: Tensor) -> Tensor:

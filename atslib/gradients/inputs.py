@@ -2,6 +2,7 @@
 sentence.
 """
 
+import contextlib
 import warnings
 from textwrap import shorten
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atslib.copying import check_outside
 from atslib.data.images import (
     Images,
     check_data,
@@ -24,12 +26,14 @@ from atslib.models import (
     Normalize,
     ends_of,
     keep_ends,
+    keeps_nothing,
     normalization_layer,
     scores_in,
     shared_parameters,
     to_try,
     watched_ends,
 )
+from atslib.rng import torch_draws
 
 # What a network may raise that does not fit its input.
 FAULTS = (
@@ -185,6 +189,22 @@ def trained_parameter(model: nn.Module) -> Tensor:
             f"{type(model).__name__} has frozen parameters only, so there is no gradient to share"
         )
     return first
+
+
+def check_state(model: nn.Module, images: Tensor) -> None:
+    """Raise `AtsError` where a network keeps state that no copy of it has for itself, see
+    `copying.outside`.
+    """
+
+    def run(twin: nn.Module) -> object:
+        draws = torch_draws(0, images.device)
+        # What is wrong with it is said by who runs it next.
+        with draws, torch.enable_grad(), SameRules(), contextlib.suppress(Exception):
+            return scores_in(twin(images))
+        return None
+
+    if not keeps_nothing(model):
+        check_outside(model, run)
 
 
 def scores_of(model: nn.Module, images: Tensor) -> Tensor:

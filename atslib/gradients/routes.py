@@ -209,9 +209,9 @@ def _plain(
     of two problems.
     """
     faults = []
-    for dtype in (torch.float64, next(model.parameters()).dtype):
+    for double in (True, False):  # one that casts within may run in its own precision alone
         try:
-            probe = copied(model).to(dtype)
+            probe = copied(model).double() if double else copied(model)
             inputs = _probe(next(probe.parameters()), shape)
             return probe, inputs, *_by_torch(probe, inputs, further, kept)
         except AtsError:
@@ -287,11 +287,11 @@ def _agrees(
 
 
 def _runs(form: Form, route: Route, model: nn.Module, inputs: Tensor, targets: Tensor) -> bool:
-    """Whether it runs in the network's own precision, which is asked where that is none of the
-    usual two.
+    """Whether it runs in the network's own precision: one that casts, as with autocast, may mix
+    several then.
     """
     like = next(model.parameters())
-    if like.dtype not in EQUAL:
+    if like.dtype != inputs.dtype or like.dtype not in EQUAL:
         with torch.no_grad(), WithoutDraws():
             form(route.start(copied(model)), inputs.to(like), targets, {})
     return True
