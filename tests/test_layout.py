@@ -237,6 +237,17 @@ def test_all_packages_are_looked_at(package):
     assert sum(len(GRAPH[name]) for name in FILES if name.startswith(package)) > 5
 
 
+def test_a_wheel_has_every_file_of_its_packages():
+    build = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["setuptools"]
+    held = [name for name in PACKAGES if f"{name}*" in build["packages"]["find"]["include"]]
+    assert held == ["atslib", "atsaudit", "atsfed"]
+    for package in held:
+        patterns = build["package-data"].get(package, [])
+        others = {path.relative_to(TOP / package) for path in (TOP / package).rglob("*.*")}
+        others = {p for p in others if p.suffix not in (".py", ".pyc")}
+        assert [str(p) for p in others if not any(map(p.match, patterns))] == []
+
+
 def test_no_release_with_a_known_hole_is_allowed():
     fixed = {
         "jinja2": "3.1.6",
