@@ -297,6 +297,8 @@ def trends(
             else:
                 axis.set_xscale("log")
                 ticks = sorted(table[table[panel] == name][x].unique())
+                if across == 3 and len(ticks) > 5:  # every other one, and the last
+                    ticks = ticks[::-2][::-1]
                 axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8, rotation=45)
                 axis.set_xticks([], minor=True)
             axis.set(xlabel=xlabel)
