@@ -15,6 +15,7 @@ from IPython.core.formatters import format_display_data
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
+from atsbook.figures.svg import as_svg
 from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_result
 from atsbook.findings.rules import told
 from atsbook.runs.shown import write_changed
@@ -96,9 +97,12 @@ def on_top(
     Args:
         about: whose data set it is.
         answer: Markdown.
+        picture: a figure is shown as SVG.
         texts: Markdown by the name under which a cell pastes it, such as `provenance`.
     """
     toy = TOY if is_drawn(about.dataset) else ""
+    if isinstance(picture, Figure):
+        picture = HTML(as_svg(picture))
     shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
     shown |= {name: Markdown(text) for name, text in texts.items()}
     with pd.option_context("display.max_colwidth", None):  # pandas cuts long words off

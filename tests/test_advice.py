@@ -107,7 +107,7 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
         "| A curious server, in round one | LeNet 100 %, ResNet20-4 90 % | LeNet 75 %, ResNet20-4 60 % |",
         "| The same, in later rounds (ResNet20-4 after 12 epochs) | 20 % | 10 % |",
         "| The same, watching four rounds of an untrained LeNet | not measured yet in one round |",
-        "| A server that sees only the sum of ten clients (LeNet²) | not measured yet |",
+        "| A server that sees only the sum of ten clients² (LeNet) | not measured yet |",
     ):
         assert row in text
     cost = "57.0 → 47.0 % on a ResNet20-1 after 20 epochs, 66.5 → 62.0 % after 60, 72.0 → 64.0 % on a ResNet20-4 after 12."
@@ -143,7 +143,7 @@ def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):
 
 
 def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
-    privacy(tmp_path)
+    measured(tmp_path)
     assert "In a federation" not in advice(tmp_path)
     cell = {"network": "lenet", "protocol": "FedSGD", "shards": "equal", "seed": 0}
     seen = [
@@ -168,13 +168,33 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
         for seed in range(3)
         for rounds in (0, 20)
     ]
-    stored(tmp_path, "ext9_collaborative", attacks=pd.concat(seen), accuracy=pd.DataFrame(learned))
+    among_its_class = [  # what the page itself prints, and not what is found of any class
+        pd.DataFrame({"found": [i < 10 * found for i in range(10)]}).assign(
+            policy=policy, view=view, past=past
+        )
+        for policy, view, past, found in (
+            (NO_POLICY, "server", 0, 0.9),
+            (HYBRID, "server", 0, 0.7),
+            (NO_POLICY, "sum", 0, 0.5),
+            (HYBRID, "sum", 0, 0.2),
+            (NO_POLICY, "sum", 299, 0.4),
+            (HYBRID, "sum", 299, 0.1),
+        )
+    ]
+    stored(
+        tmp_path,
+        "ext9_collaborative",
+        attacks=pd.concat(seen),
+        accuracy=pd.DataFrame(learned),
+        told=pd.concat(among_its_class),
+    )
     text = advice(tmp_path)
-    assert "| LeNet, round 1 | photographs found by the server | 100% | 50% |" in text
+    assert "| LeNet, round 1 | photographs found by the server | 90 % | 70 % |" in text
     assert (
-        "| LeNet, round 300 | photographs found by one that sees only the sum of ten answers |"
+        "| LeNet, round 300 | photographs found by one that sees only the sum of ten answers | 40 % | 10 % |"
         in text
     )
+    assert "| A server that sees only the sum of ten clients² (LeNet) | 50 % | 20 % |" in text
     assert (
         "| LeNet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
     )

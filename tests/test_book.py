@@ -221,8 +221,8 @@ def test_the_readme_offers_two_commands_and_says_how_long_each_takes():
     assert offered == ["report", "test"]
     order = (
         "In federated learning",
-        "picture.svg",
         "**Not reliably.**",
+        "picture.svg",
         "| Paper |",
         "make report",
     )
@@ -417,12 +417,18 @@ def test_numbers_parted_by_a_semicolon_stand_below_each_other_and_words_stay_in_
     assert html.count("−0.7 [−1.1, −0.2]<br>") == 2
 
 
-def test_names_of_lines_stand_beside_them_below_a_title():
+def test_each_line_of_a_row_is_a_row_of_its_own_below_a_title():
     columns = {"PSNR": ["13.9 → 7.6; 12.2 → 8.2", "1.0"], "bits": ["–; 0.5", "1.0"]}
     frame = pd.DataFrame(columns, index=["trained; paper; replication", "weak; n = 8"])
     html = load_extension().readable(frame.to_html())
-    assert '<th class="lines">trained<br>paper<br>replication</th>' in html
-    assert '<td class="number"><br>–<br>0.5</td>' in html
+    rows = ["".join(line.split()) for line in re.findall(r"<tr.*?</tr>", html, re.DOTALL)[1:]]
+    number = '<tdclass="number">{}</td>'.format
+    assert rows == [
+        '<trclass="title"><thcolspan="3">trained</th></tr>',
+        f'<tr><thclass="line">paper</th>{number("13.9→7.6")}{number("–")}</tr>',
+        f'<tr><thclass="line">replication</th>{number("12.2→8.2")}{number("0.5")}</tr>',
+        f"<tr><th>weak;n=8</th>{number('1.0')}{number('1.0')}</tr>",
+    ]
     assert "<th>weak; n = 8</th>" in html  # its cells have one line
     uneven = frame.assign(n=["1", "2"])
     assert "<th>trained; paper; replication</th>" in load_extension().readable(uneven.to_html())

@@ -30,6 +30,7 @@ OF_POLICY = {
     "hybrid": COLORS[0],
     "the hybrid": COLORS[0],
     "the paper's hybrid": COLORS[0],
+    "the paper's policy": COLORS[0],
     "3-1-7": COLORS[2],
     "43-18-18": COLORS[3],
     "19-1-18": COLORS[5],
@@ -40,6 +41,7 @@ OF_POLICY = {
 }
 # What legends call them: the texts of policies say nothing to who has not seen them
 IN_WORDS = OF_THE_PAPER | {
+    "3-1-7+43-18-18": "the paper's policy",
     NO_POLICY: "no policy",
     "19-1-18": "random policy 19-1-18",
     "3-19-26+15-42-15": "found by the search",
@@ -65,13 +67,13 @@ def _picture(image: Tensor) -> np.ndarray:
 
 
 def colors_of(names: Iterable[object]) -> dict[object, str]:
-    """A colour for each: policies have theirs everywhere, and what stands beside them none of those;
-    where there is no policy, the colours are taken in order.
+    """A colour for each: policies have theirs everywhere, and what is no policy never that of none or
+    of the paper's.
     """
     names = list(dict.fromkeys(names))
     own = {name: OF_POLICY[name] for name in names if name in OF_POLICY}
     rest = [name for name in names if name not in own]
-    free = OTHERS if own else COLORS
+    free = OTHERS if own else (*OTHERS, *COLORS[2:])
     return own | dict(zip(rest, itertools.cycle(free), strict=False))
 
 
@@ -289,9 +291,14 @@ def trends(
             if (table[x] == 0).any():
                 axis.set_xscale("symlog", linthresh=1)
                 axis.set_xlim(left=-0.4)
+                if across == 3:  # where the numbers of every power would run into each other
+                    ticks = [0, *(10**power for power in (1, 3) if 10**power <= table[x].max())]
+                    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
             else:
                 axis.set_xscale("log")
                 ticks = sorted(table[table[panel] == name][x].unique())
+                if across == 3 and len(ticks) > 5:  # every other one, and the last
+                    ticks = ticks[::-2][::-1]
                 axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8, rotation=45)
                 axis.set_xticks([], minor=True)
             axis.set(xlabel=xlabel)
@@ -462,7 +469,7 @@ def scatter(
         shade = {"color": COLORS[0]} if color is None else {"c": color, "cmap": "cividis"}
         points = axis.scatter(x, y, s=18, lw=0, **shade)
         ends = np.array([x.min(), x.max()])
-        axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color=COLORS[1], lw=1.2)
+        axis.plot(ends, np.polyval(np.polyfit(x, y, 1), ends), color="0.5", lw=1.2)
         axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
         axis.locator_params(axis="x", nbins=5)  # more numbers would run into each other
         if color is not None and scale:

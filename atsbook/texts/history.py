@@ -33,7 +33,8 @@ def history(results: Path, evidence: Path | None = None) -> str:
     pages = []
     for name, steps in verdicts.items():
         changes = max(len(rules.get(name, {}).get("changes", ())) - 1, 0)
-        times = {0: "never", 1: "once", 2: "twice"}.get(changes, f"{changes} times")
+        times = {0: "never changed", 1: "changed once", 2: "changed twice"}
+        times = times.get(changes, f"changed {changes} times")
         pages.append(
             {
                 "name": name,

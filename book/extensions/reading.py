@@ -124,22 +124,28 @@ def below_each_other(cell: Tree.Element, lines: list[str]) -> None:
         Tree.SubElement(cell, "br").tail = other
 
 
-def name_lines(table: Tree.Element) -> None:
-    """Where the cells of a row have several lines, and the row's name one part more, parted like them: a title, and
-    a name of each line that stands beside it.
+def rows_of_lines(table: Tree.Element) -> None:
+    """Where the cells of a row have several lines, and the row's name one part more: a row with the title, and one for
+    each line with its name, so that no line wraps beside another's numbers.
     """
-    for row in table.findall("tbody/tr"):
+    body = table.find("tbody")
+    for place, row in reversed(list(enumerate(body))):
         name, *cells = row
         title, *names = words(name).split(SEVERAL)
-        lines = {len(cell.findall("br")) + 1 for cell in cells}
-        if name.tag != "th" or len(names) < 2 or lines != {len(names)}:
+        lines = [[cell.text, *(each.tail for each in cell.findall("br"))] for cell in cells]
+        if name.tag != "th" or len(names) < 2 or {len(line) for line in lines} != {len(names)}:
             continue
-        name.set("class", "lines")
-        below_each_other(name, [title, *names])
-        for cell in cells:
-            first, cell.text = cell.text, None
-            cell.insert(0, Tree.Element("br"))
-            cell[0].tail = first
+        body.remove(row)
+        whole = Tree.Element("tr", {"class": "title"})
+        Tree.SubElement(whole, "th", {"colspan": str(len(row))}).text = title
+        parts = [whole]
+        for each, texts in zip(names, zip(*lines, strict=True), strict=True):
+            parts.append(Tree.Element("tr"))
+            Tree.SubElement(parts[-1], "th", {"class": "line"}).text = each
+            for cell, text in zip(cells, texts, strict=True):
+                Tree.SubElement(parts[-1], "td", cell.attrib).text = text
+        for part in reversed(parts):
+            body.insert(place, part)
 
 
 def readable(html: str) -> str:
@@ -151,7 +157,7 @@ def readable(html: str) -> str:
     join_names(head)
     drop_count(table)
     mark_numbers(table)
-    name_lines(table)
+    rows_of_lines(table)
     for cell in table.iter():
         cell.text, cell.tail = (text and typeset(text) for text in (cell.text, cell.tail))
     for cell in head.iter("th"):

@@ -1,8 +1,7 @@
 """A gradient-matching attack as a graph that a browser runs: traced from the library's own
 objective.
 
-`runner.js` runs it; what a file holds is described in the book, under "An attack in a page of your
-own".
+`runner.js` runs it; what a file holds is described in the book, under "An attack in a web page".
 """
 
 import base64
