@@ -183,10 +183,6 @@ ARCHITECTURES = {
     "timm test_vit_relpos": of_timm("test_vit_relpos", 64, img_size=64),
     "timm test_coatnet": of_timm("test_coatnet", 64, img_size=64),
     "timm test_maxvit": of_timm("test_maxvit", 64, img_size=64),
-    "timm convmixer (dim 32)": of_timm("convmixer_768_32", 64, dim=32, depth=2),
-    "timm mixer (2 blocks)": of_timm("mixer_s32_224", 64, img_size=64, num_blocks=2, embed_dim=48),
-    "timm gmlp (2 blocks)": of_timm("gmlp_ti16_224", 64, img_size=64, num_blocks=2, embed_dim=48),
-    "timm resmlp (2 blocks)": of_timm("resmlp_12_224", 64, img_size=64, num_blocks=2, embed_dim=48),
     "timm eva02 (2 blocks)": of_timm(
         "eva02_tiny_patch14_224", 56, img_size=56, depth=2, embed_dim=48, num_heads=3
     ),
