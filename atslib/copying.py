@@ -324,7 +324,7 @@ def _parts(value: object) -> list[tuple[object, object]]:
         return [("cell_contents", value.cell_contents)] if _is_filled(value) else []
     if isinstance(value, types.FunctionType):
         # Those of torch, those that it compiled and hooks of this library are no part of a network.
-        own = not (value.__module__ or "").startswith(("torch.", "atslib."))
+        own = not (value.__module__ or "").startswith(("torch.", "atslib.", "atsaudit."))
         own = own and not hasattr(value, "_torchdynamo_orig_callable")
         return [("__closure__", value.__closure__)] if own and value.__closure__ else []
     plain = isinstance(value, type | types.ModuleType | torch.jit.ScriptModule)
