@@ -285,6 +285,14 @@ def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
     own = {"untrained LeNet": {"none": 1.0, "hybrid": 0.75, "photographs": 100}}
     (folder / "numbers.json").write_text(json.dumps(own))
     assert cells(numbers(tmp_path))["gradients"] == "100 → 75 %"
+    assert cells(numbers(tmp_path))["compared_on"] == "LeNet, untrained"
+    own |= {
+        f"{state} ResNet20-1": {"none": 1.0, "hybrid": 0.5, "photographs": 100}
+        for state in ("untrained", "trained")
+    }
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["gradients"] == "100 → 50 %"
+    assert cells(numbers(tmp_path))["compared_on"] == "LeNet and ResNet20-1, untrained and trained"
 
 
 def test_the_book_shows_what_the_claims_came_to():

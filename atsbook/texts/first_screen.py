@@ -64,8 +64,8 @@ class Numbers:
             where the policy was not attacked there.
         as_published: mean PSNR in dB of the paper's own attack on it in 4,800 steps, and on how
             many photographs.
-        gradients: shares picked out on the untrained LeNet by a server that compares gradients,
-            and of how many photographs.
+        gradients: shares picked out by a server that compares gradients, the least of all
+            networks, and which networks these are.
     """
 
     untrained: Mapping[str, tuple[float, float]]
@@ -81,7 +81,7 @@ class Numbers:
     paper_accuracy: tuple[float, float, float] | None
     paper: Mapping[str, tuple[float, ...]]
     as_published: tuple[float, float, int] | None
-    gradients: tuple[float, float, int] | None
+    gradients: tuple[float, float, str] | None
 
     def on_papers(self, state: str) -> tuple[float, ...]:
         """Shares on the paper's own network, `untrained` or `trained`; empty until both are measured."""
@@ -242,15 +242,20 @@ def numbers(results: Path) -> Numbers:
     )
 
 
-def _gradients(results: Path) -> tuple[float, float, int] | None:
+def _gradients(results: Path) -> tuple[float, float, str] | None:
     """From the line-up's `numbers.json`, once it is there: {"untrained LeNet": {"none": share,
-    "hybrid": share, "photographs": n}, …}.
+    "hybrid": share, "photographs": n}, …}; the least of each, and on which networks.
     """
     for profile in ("full", "laptop"):
         file = results / LINE_UP / f"cifar100-{profile}" / "numbers.json"
         if file.exists():
-            own = json.loads(file.read_text(encoding="utf-8"))["untrained LeNet"]
-            return own["none"], own["hybrid"], own["photographs"]
+            measured = json.loads(file.read_text(encoding="utf-8"))
+            states, networks = zip(*(name.split(" ", 1) for name in measured), strict=True)
+            least = (
+                min(each[policy] for each in measured.values()) for policy in ("none", "hybrid")
+            )
+            where = ", ".join(" and ".join(dict.fromkeys(each)) for each in (networks, states))
+            return *least, where
     return None
 
 

@@ -76,6 +76,7 @@ def cells(known: Numbers) -> dict[str, str]:
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
         "gradients": shares(known.gradients),
+        "compared_on": known.gradients[2] if known.gradients else "LeNet",
         "psnr": decibels,
         "accuracy": accuracy,
         "score": score,
