@@ -16,7 +16,7 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
 from atsbook.figures.svg import as_svg
-from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_result
+from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_digest, stored_result
 from atsbook.findings.rules import told
 from atsbook.runs.shown import write_changed
 from atsbook.runs.study import Request, Study
@@ -154,7 +154,11 @@ def made(
         if facts["made"] == facts["made_first"]
         else f"{facts['made_first']} to {facts['made']}"
     )
+    digest = result.digest
+    if results := os.environ.get(WRITTEN):  # those that are kept: in last digits they may be others
+        own = result.facts
+        digest = stored_digest(Path(results) / result.page / f"{own['dataset']}-{own['profile']}")
     return (
         f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} {what}, "
-        f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {result.digest}."
+        f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {digest}."
     )

@@ -12,6 +12,7 @@ import torch
 from made_pages import asked_by, write_page
 
 from atsbook.__main__ import main
+from atsbook.findings.result import stored_digest
 from atsbook.report import making, notebooks, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.shown import (
@@ -220,9 +221,12 @@ def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, st
     table["psnr"] *= 1 + 1e-5
     table.to_csv(file, index=False)
     older = file.read_bytes()
+    page = published / "book/results/steps.ipynb"
+    page.unlink()
     how = {"seed": 3, "minutes": 0.01, "jobs": 1, "write": True, "root": published}
     assert runner.report(**how, store=store) == []
     assert file.read_bytes() == older
+    assert f"tables {stored_digest(file.parent)}." in page.read_text()
     table["psnr"] += 1
     table.to_csv(file, index=False)
     runner.report(**how, store=store)
