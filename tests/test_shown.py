@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 import zipfile
+from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
@@ -12,7 +13,9 @@ import torch
 from made_pages import asked_by, write_page
 
 from atsbook.__main__ import main
-from atsbook.findings.result import stored_digest
+from atsbook.findings.result import Result, Verdict
+from atsbook.page import WRITTEN
+from atsbook.page import made as made_how
 from atsbook.report import making, notebooks, runner
 from atsbook.runs.archive import Archive
 from atsbook.runs.shown import (
@@ -20,6 +23,7 @@ from atsbook.runs.shown import (
     same_text,
     source_differences,
     table_difference,
+    write_changed,
 )
 from atsbook.store import Store
 
@@ -221,16 +225,31 @@ def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, st
     table["psnr"] *= 1 + 1e-5
     table.to_csv(file, index=False)
     older = file.read_bytes()
-    page = published / "book/results/steps.ipynb"
-    page.unlink()
     how = {"seed": 3, "minutes": 0.01, "jobs": 1, "write": True, "root": published}
     assert runner.report(**how, store=store) == []
     assert file.read_bytes() == older
-    assert f"tables {stored_digest(file.parent)}." in page.read_text()
     table["psnr"] += 1
     table.to_csv(file, index=False)
     runner.report(**how, store=store)
     assert gzip.decompress(file.read_bytes()) == whole
+
+
+def test_a_page_names_the_tables_that_are_kept(tmp_path, monkeypatch):
+    facts = {"dataset": "shapes", "profile": "smoke"}
+    here = dict.fromkeys(("made", "made_first", "seed", "device", "torch", "python"), "") | facts
+    study = SimpleNamespace(origin=lambda requests: here)
+
+    def result(psnr):
+        tables = {"attacks": pd.DataFrame({"psnr": [psnr]})}
+        return Result("steps", tables, facts, Verdict("partly", "", "", ""), {})
+
+    kept, again = result(12.0), result(12.0 * (1 + 1e-5))
+    kept.write(tmp_path)
+    assert write_changed(again, tmp_path)[1] is False
+    assert made_how(study, {}, again).endswith(f"tables {again.digest}.")  # of a run for oneself
+    monkeypatch.setenv(WRITTEN, str(tmp_path))
+    assert made_how(study, {}, again).endswith(f"tables {kept.digest}.")
+    assert kept.digest != again.digest
 
 
 @pytest.mark.jupyter
