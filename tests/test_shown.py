@@ -243,7 +243,7 @@ def test_a_page_names_the_tables_that_are_kept(tmp_path, monkeypatch):
         tables = {"attacks": pd.DataFrame({"psnr": [psnr]})}
         return Result("steps", tables, facts, Verdict("partly", "", "", ""), {})
 
-    kept, again = result(12.0), result(12.0 * (1 + 1e-5))
+    kept, again = result(12.5), result(12.5 * (1 + 1e-5))
     kept.write(tmp_path)
     assert write_changed(again, tmp_path)[1] is False
     assert made_how(study, {}, again).endswith(f"tables {again.digest}.")  # of a run for oneself
