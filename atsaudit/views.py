@@ -11,17 +11,21 @@ from atsaudit.config import KNOWLEDGE, AuditConfig, Case
 from atslib.clients.defenses.defense import Defense, Transformation, share
 from atslib.clients.observe import attackers_network, client_draws, observe
 from atslib.clients.sums import summed
-from atslib.clients.updates import LocalTraining, Slope, each_client, observe_weights
+from atslib.clients.updates import (
+    LocalTraining,
+    Slope,
+    each_client,
+    observe_weights,
+    start_and_loss,
+)
 from atslib.clients.view import Knowledge, Observed, ThreatModel, Update
 from atslib.data.images import to_images
 from atslib.errors import AtsError
 from atslib.gradients.problems import Gradients, flatten, problem_gradients, unflatten
 from atslib.models import (
     as_client,
-    class_scores,
     copied,
     in_mode,
-    loss_of,
     shared_parameters,
 )
 
@@ -173,15 +177,8 @@ def _adam(
     model: nn.Module, inputs: Tensor, targets: Tensor, orders: Tensor, lr: float
 ) -> Gradients:
     """Weights after minus weights before, (N, *shape) per parameter."""
-    own = shared_parameters(model)
-    names = list(own)
-    start = [parameter.detach() for parameter in own.values()]
+    start, loss = start_and_loss(model)
     first, second = MOMENTS
-    of_scores = loss_of(model)
-
-    def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        trained = dict(zip(names, weights, strict=True))
-        return of_scores(class_scores(model, images, trained), labels)
 
     def one(
         images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None

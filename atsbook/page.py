@@ -156,8 +156,7 @@ def made(
     )
     digest = result.digest
     if results := os.environ.get(WRITTEN):  # those that are kept: in last digits they may be others
-        own = result.facts
-        digest = stored_digest(Path(results) / result.page / f"{own['dataset']}-{own['profile']}")
+        digest = stored_digest(result.folder(Path(results)))
     return (
         f"Profile <b>{facts['profile']}</b>: {facts['dataset']}, seed {facts['seed']}; {len(requests)} {what}, "
         f"computed {days}; {facts['device']}, torch {facts['torch']}, Python {facts['python']}; tables {digest}."

@@ -102,11 +102,15 @@ class Result:
             f"<p><b>Rule.</b> {self.verdict.rule}</p>{dates}"
         )
 
+    def folder(self, results: Path) -> Path:
+        """Where `write` puts the files."""
+        return Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
+
     def write(self, results: Path) -> Path:
         """Write the files to `results/page/dataset-profile/`, `FILE` last; tables of an older run
         go.
         """
-        folder = Path(results) / self.page / f"{self.facts['dataset']}-{self.facts['profile']}"
+        folder = self.folder(results)
         texts = self.texts()
         for name, data in self.files.items():
             write_atomically(folder / name, lambda partial, data=data: partial.write_bytes(data))

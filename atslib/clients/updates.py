@@ -143,6 +143,23 @@ def _moving(model: nn.Module, route: Route) -> Slope:
     return slope
 
 
+def start_and_loss(
+    model: nn.Module,
+) -> tuple[list[Tensor], Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]]:
+    """Where local training begins, the shared parameters; and its loss, a function of their values,
+    of images and of labels.
+    """
+    own = shared_parameters(model)
+    names = list(own)
+    of_scores = loss_of(model)
+
+    def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
+        trained = dict(zip(names, weights, strict=True))
+        return of_scores(class_scores(model, images, trained), labels)
+
+    return [parameter.detach() for parameter in own.values()], loss
+
+
 def trained_weights(
     model: nn.Module, inputs: Tensor, targets: Tensor, local: LocalTraining, orders: Tensor
 ) -> Gradients:
@@ -159,14 +176,7 @@ def trained_weights(
         before - weights after) / (lr · steps). Of one step of all images without momentum it is
         their gradient.
     """
-    own = shared_parameters(model)
-    names = list(own)
-    start = [p.detach() for p in own.values()]
-    of_scores = loss_of(model)
-
-    def loss(weights: tuple[Tensor, ...], images: Tensor, labels: Tensor) -> Tensor:
-        trained = dict(zip(names, weights, strict=True))
-        return of_scores(class_scores(model, images, trained), labels)
+    start, loss = start_and_loss(model)
 
     def one(
         images: Tensor, labels: Tensor, order: Tensor, slope: Slope | None = None
