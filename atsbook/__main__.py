@@ -42,7 +42,7 @@ COMMANDS = {
         option(
             "--jobs",
             type=at_least(1),
-            help="units and pages at once, one thread each; default: one per core",
+            help="requests and pages at once, one thread each; default: one per core",
         ),
         option(
             "--scheduler",
@@ -78,7 +78,7 @@ COMMANDS = {
         option(
             "--jobs",
             type=at_least(1),
-            help="units and pages at once, one thread each; default: one per core",
+            help="requests and pages at once, one thread each; default: one per core",
         ),
     ),
     "bench": (
@@ -93,8 +93,8 @@ COMMANDS = {
         ),
     ),
     "archive": (
-        "the evidence in results/: check it, take in a store's units, put them into a store, or out of it again",
-        "units that were taken in or restored are kept",
+        "the evidence in results/: check it, take in a store's results, put them into a store, or out of it again",
+        "results that were taken in or restored are kept",
         option("action", choices=("verify", "write", "restore", "forget")),
         option(
             "page", nargs="?", help="restore, forget: what this page reads; default: everything"

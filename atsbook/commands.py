@@ -99,8 +99,8 @@ def archive(args: argparse.Namespace) -> int:
 
 
 def _about(evidence: Archive, state: str) -> str:
-    units = f"{len(evidence.entries())} units"
-    return f"{evidence.root}: {units}, {state}, {evidence.size() / 1e6:.1f} MB"
+    results = f"{len(evidence.entries())} results"
+    return f"{evidence.root}: {results}, {state}, {evidence.size() / 1e6:.1f} MB"
 
 
 def bench(args: argparse.Namespace) -> None:

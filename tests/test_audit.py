@@ -257,7 +257,7 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
     assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
     assert not (root / "results/audit.json").exists()
     assert (place / "book/audit.md").read_text() == audit_page(root / "book/_build")
-    assert said[1] == f"archive: {len(wanted)} units, {archive.size() / 1e6:.1f} MB, all whole"
+    assert said[1] == f"archive: {len(wanted)} results, {archive.size() / 1e6:.1f} MB, all whole"
     assert said[-2].startswith("as they are committed, for want of evidence in the archive: other")
     assert said[-1] == "built"
     assert not (root / "unused").exists()
@@ -331,9 +331,9 @@ def test_archive_write_and_verify_from_the_command_line(root, capsys, monkeypatc
     shutil.rmtree(root / "results")
     (root / "results").mkdir()
     assert main(["archive", "write", "--store", str(root / "kept")]) == 0
-    assert capsys.readouterr().out == f"{root / 'results'}: 1 units, 1 of them new, 0.0 MB\n"
+    assert capsys.readouterr().out == f"{root / 'results'}: 1 results, 1 of them new, 0.0 MB\n"
     assert main(["archive", "verify"]) == 0
-    assert capsys.readouterr().out == f"{root / 'results'}: 1 units, all whole, 0.0 MB\n"
+    assert capsys.readouterr().out == f"{root / 'results'}: 1 results, all whole, 0.0 MB\n"
     assert main(["archive", "restore", "--store", str(root / "again")]) == 0
     assert capsys.readouterr().out == f"1 of 1 requests restored to {root / 'again'}\n"
     assert len(list(Store(root / "again").entries())) == 1

@@ -291,7 +291,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     units = [attack_unit(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)
-    assert said[0] == "units to make: 2 model, 2 attack; 2 at once"
+    assert said[0] == "requests to compute: 2 model, 2 attack; 2 at once"
     assert said[-1].startswith("4 of 4 done: attack ")
     torch.set_num_threads(1)
     for unit in units:

@@ -130,7 +130,7 @@ def test_the_longest_unit_is_not_divided_among_workers(times, slots, together):
 def test_the_plan_in_words_names_every_unit_and_says_once_how_long_all_may_take():
     units = [attack_unit(TINY, policy) for policy in ("", "28", "30")]
     head, *titles, last = describe(units, "cpu", 2).splitlines()
-    assert head == "3 units to make:"
+    assert head == "3 requests to compute:"
     assert [title.strip() for title in titles] == [unit.title for unit in units]
     assert last.endswith(
         "with 2 at once on this machine, by what such work took on one core of a CPU"
@@ -284,7 +284,7 @@ def wait_for(condition, seconds):
 
 def test_without_time_nothing_is_begun(store, said):
     compute([attack_unit(TINY)], store, "cpu", jobs=1, ends=time.monotonic())
-    assert said == ["units to make: 1 model, 1 attack; 1 at once"]
+    assert said == ["requests to compute: 1 model, 1 attack; 1 at once"]
     assert not list(store.entries())
 
 
@@ -297,7 +297,7 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     # The first is begun since nothing is known of its kind; by its pace the second takes years.
     compute([first, attack], store, "cpu", jobs=1, ends=time.monotonic() + 3600)
-    assert said[0] == "units to make: 2 model, 1 attack; 1 at once"
+    assert said[0] == "requests to compute: 2 model, 1 attack; 1 at once"
     (line,) = said[1:]
     assert re.fullmatch(
         rf"1 of 3 done, about [\d,]+ hours left, 60 min of it now: model {re.escape(first.title)}, \d+ s",
@@ -306,7 +306,7 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
     assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
     said.clear()
     compute([first, attack], store, "cpu", jobs=1)
-    assert said[0] == "units to make: 1 model, 1 attack; 1 at once"
+    assert said[0] == "requests to compute: 1 model, 1 attack; 1 at once"
     assert [line.split(" done")[0] for line in said[1:]] == ["1 of 2", "2 of 2"]
     for unit in (first, later, attack):
         same(
@@ -354,7 +354,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys)
     units = asked_by()
     assert captured.out == ""
     assert lines[0] == "toy: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1] == f"toy, {len(units)} units to make:"
+    assert lines[1] == f"toy, {len(units)} requests to compute:"
     assert [line.strip() for line in lines[2:-1]] == [unit.title for unit in units]
     assert lines[-1].startswith("about ")
     assert sorted(root.rglob("*")) == before

@@ -314,7 +314,7 @@ def test_a_plan_names_what_is_missing_and_a_dry_run_ends_there(study, monkeypatc
     network = study.network("lenet", **SHORT)
     run = study.attack(network, **FEW)
     lines = study.plan().splitlines()
-    assert lines[0] == "2 units to make:"
+    assert lines[0] == "2 requests to compute:"
     assert run.title in lines[2]
     assert lines[3].startswith("about ")
     monkeypatch.setattr(study, "_dry", True)

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
+from atsbook.figures.svg import as_svg
 from atsbook.findings.defenses import OF_THE_PAPER, called, strength
 from atsbook.findings.result import NO_POLICY
 
@@ -117,6 +119,33 @@ def sheet(rows: dict[str, Tensor], *, captions: dict[str, Sequence[str]] | None 
         bottom = 0.06 if captions else 0.02
         figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.98, bottom=bottom, wspace=0.06)
     return figure
+
+
+def side_by_side(rows: Mapping[str, Sequence[Tensor]], columns: Sequence[str]) -> HTML:
+    """Images of single photographs, one labelled row an experiment, one column a step of it.
+
+    Args:
+        rows: by what to call each, images (C, H, W) or (1, C, H, W), uint8 or floats in [0, 1].
+        columns: what each image of a row is.
+    """
+    side = 0.7  # inches
+    width = side * len(columns) + 1.5
+    with _styled():
+        figure, axes = plt.subplots(
+            len(rows), len(columns), figsize=(width, (side + 0.1) * len(rows) + 0.3), squeeze=False
+        )
+        for line, (name, images) in zip(axes, rows.items(), strict=True):
+            for axis, image in zip(line, images, strict=True):
+                axis.set_axis_off()
+                picture = _picture(image.reshape(image.shape[-3:]))
+                axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            place = {"ha": "right", "va": "center", "transform": line[0].transAxes}
+            line[0].text(-0.12, 0.5, textwrap.fill(name, 18), fontsize=9, **place)
+        for axis, name in zip(axes[0], columns, strict=True):
+            axis.set_title(name, fontsize=9)
+        figure.subplots_adjust(left=1.4 / width, right=0.99, top=0.85, bottom=0.02, wspace=0.08)
+    plt.close(figure)  # which the end of the cell would show once more
+    return HTML(as_svg(figure))
 
 
 def recovered(

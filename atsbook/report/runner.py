@@ -193,7 +193,9 @@ def report(
         )
         build_book(root, store)
         return []
-    store.say(f"archive: {len(archive.entries())} units, {archive.size() / 1e6:.1f} MB, all whole")
+    store.say(
+        f"archive: {len(archive.entries())} results, {archive.size() / 1e6:.1f} MB, all whole"
+    )
     if experiment.dataset != settings(profile=BOOK_PROFILE).dataset:
         store.say(
             "without the images of the evidence nothing can be computed again: the pages stay as they are"

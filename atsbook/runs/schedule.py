@@ -89,7 +89,7 @@ def describe(
     time = duration(shared([seconds(unit, USUAL) for unit in units], slots))
     titles = [f"    {unit.title}" for unit in units]
     about = f"about {time} {words}, by what such work took on one core of a CPU"
-    return "\n".join([f"{len(units)} units to make:", *titles, about])
+    return "\n".join([f"{len(units)} requests to compute:", *titles, about])
 
 
 def duration(seconds: float) -> str:
@@ -137,10 +137,10 @@ def compute(
         f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
     )
     if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
-        store.say(f"units to make: {kinds}; in this process")
+        store.say(f"requests to compute: {kinds}; in this process")
         schedule.run(InThisProcess(), device, lambda: 1)
         return
-    store.say(f"units to make: {kinds}; {scheduler or at_once(place, jobs)} at once")
+    store.say(f"requests to compute: {kinds}; {scheduler or at_once(place, jobs)} at once")
     while missing:
         try:
             with workers(place, jobs, scheduler, store.say) as (pool, slots):
@@ -156,7 +156,7 @@ def compute(
                     f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
                 ) from None
             store.say(
-                f"a worker was lost, perhaps killed for want of memory: {len(missing)} units go on"
+                f"a worker was lost, perhaps killed for want of memory: {len(missing)} requests go on"
             )
             schedule = _Schedule(missing, store, ends, elsewhere=bool(scheduler))
 
