@@ -295,6 +295,15 @@ def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet and ResNet20-1, untrained and trained"
 
 
+def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
+    folder = tmp_path / "best_answer" / "cifar100-laptop"
+    folder.mkdir(parents=True)
+    assert cells(numbers(tmp_path))["best"] == "not measured yet"
+    own = {"LeNet": {"none": 0.98, "hybrid": 0.75, "photographs": 100}}
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["best"] == "98 → 75 %"
+
+
 def test_the_book_shows_what_the_claims_came_to():
     assert (BOOK / "claims.md").read_text() == claims(ROOT / "results")
 

@@ -26,6 +26,7 @@ MISSING = "not measured yet"
 PRINTED = f"hybrid:{HYBRID}"
 SCORE = "pearson_r(S_pri,PSNR)"
 LINE_UP = "line_up"  # the page whose numbers say what comparing gradients picks out
+BEST = "best_answer"  # the page whose attacks are chosen behind the policy that they judge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Numbers:
 
     Attributes:
         untrained, trained: share of photographs picked out, by network.
-        another: the same on the untrained LeNet by another attack.
+        best: the same on the untrained LeNet and other photographs, by the attack that is best on each side.
         long: the same by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
         watched: what four rounds give to who is told what was drawn, by network.
@@ -70,7 +71,7 @@ class Numbers:
 
     untrained: Mapping[str, tuple[float, float]]
     trained: Mapping[str, tuple[float, float]]
-    another: tuple[float, float] | None
+    best: tuple[float, float] | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
     watched: Mapping[str, Watched]
@@ -153,13 +154,6 @@ def _longer(by_seed: pd.DataFrame) -> tuple[float, float, int] | None:
     return float(means[NO_POLICY]), float(means[HYBRID]), int(by_seed["epochs"].iloc[0])
 
 
-def _another(servers: pd.DataFrame) -> tuple[float, float] | None:
-    if servers.empty:
-        return None
-    shares = servers.set_index(["server", "policy"])["found"]["annealed-lenet"]
-    return float(shares[NO_POLICY]), float(shares[HYBRID])
-
-
 def _long(attacks: pd.DataFrame) -> tuple[float, float] | None:
     if attacks.empty:
         return None
@@ -224,7 +218,7 @@ def numbers(results: Path) -> Numbers:
     return Numbers(
         untrained=_found(attacks, "initial"),
         trained=_found(attacks, "trained"),
-        another=_another(_rows(results, "claim1_privacy", "servers")),
+        best=_best(results),
         long=_long(_rows(results, "claim2_generality", "long")),
         fashion=_by_network(_rows(results, "claim3_transfer", "attacks")),
         watched=watched_for_long(_rows(results, "ext5_adaptive", "judged")),
@@ -242,21 +236,30 @@ def numbers(results: Path) -> Numbers:
     )
 
 
-def _gradients(results: Path) -> tuple[float, float, str] | None:
-    """From the line-up's `numbers.json`, once it is there: {"untrained LeNet": {"none": share,
-    "hybrid": share, "photographs": n}, …}; the least of each, and on which networks.
+def _exported(results: Path, page: str) -> dict[str, dict[str, float]]:
+    """A page's `numbers.json`, such as {"LeNet": {"none": share, "hybrid": share, "photographs": n}}; empty
+    until it is there.
     """
     for profile in ("full", "laptop"):
-        file = results / LINE_UP / f"cifar100-{profile}" / "numbers.json"
+        file = results / page / f"cifar100-{profile}" / "numbers.json"
         if file.exists():
-            measured = json.loads(file.read_text(encoding="utf-8"))
-            states, networks = zip(*(name.split(" ", 1) for name in measured), strict=True)
-            least = (
-                min(each[policy] for each in measured.values()) for policy in ("none", "hybrid")
-            )
-            where = ", ".join(" and ".join(dict.fromkeys(each)) for each in (networks, states))
-            return *least, where
-    return None
+            return json.loads(file.read_text(encoding="utf-8"))
+    return {}
+
+
+def _best(results: Path) -> tuple[float, float] | None:
+    lenet = _exported(results, BEST).get(NAMES["lenet"])
+    return (lenet["none"], lenet["hybrid"]) if lenet else None
+
+
+def _gradients(results: Path) -> tuple[float, float, str] | None:
+    """Of the line-up's networks the least share of each, and which networks these are."""
+    measured = _exported(results, LINE_UP)
+    if not measured:
+        return None
+    states, networks = zip(*(name.split(" ", 1) for name in measured), strict=True)
+    least = (min(each[policy] for each in measured.values()) for policy in ("none", "hybrid"))
+    return *least, ", ".join(" and ".join(dict.fromkeys(each)) for each in (networks, states))
 
 
 def printed_ends(source: str, table: str, metric: str) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def cells(known: Numbers) -> dict[str, str]:
     rounds = known.watched.get("lenet")
     return {
         "untrained_lenet": shares(known.untrained.get("lenet")),
-        "another": shares(known.another),
+        "best": shares(known.best),
         "four_rounds": shares(rounds and (rounds.bare, rounds.told)),
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
@@ -106,17 +106,17 @@ def answer(known: Numbers) -> dict[str, str] | None:
     """The numbers of README's answer; None until all of them are there."""
     lenet = known.untrained.get("lenet")
     lost = costs(known)
-    if not (lenet and known.another and known.on_papers("untrained") and lost):
+    if not (lenet and known.best and known.on_papers("untrained") and lost):
         return None
     bare, hidden = lenet
-    another_bare, another_hidden = known.another
+    best_bare, best_hidden = known.best
     before, after = printed_ends("ats", "Table 1a", "val_accuracy_pct")
     whole = functools.partial("{:.0f}".format)
     return {
         "bare": whole(100 * bare),
         "hidden": whole(100 * hidden),
-        "another_bare": whole(100 * another_bare),
-        "another_hidden": whole(100 * another_hidden),
+        "best_bare": whole(100 * best_bare),
+        "best_hidden": whole(100 * best_hidden),
         "costs": " to ".join(f"{each:.1f}" for each in dict.fromkeys((lost[0], lost[-1]))),
         "paper_gains": f"{after - before:+.1f}".replace("-", "−"),
     }
