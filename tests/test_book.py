@@ -25,7 +25,7 @@ from extensions import load_extension
 from atsbook.report.making import picture_of
 from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
-from atsbook.texts.first_screen import Watched, numbers, watched_for_long
+from atsbook.texts.first_screen import numbers
 from atsbook.texts.start import cells, claim, rendered, start
 from atslib.files import project_root
 
@@ -221,7 +221,7 @@ def test_the_readme_offers_two_commands_and_says_how_long_each_takes():
     assert offered == ["report", "test"]
     order = (
         "In federated learning",
-        "**Not reliably.**",
+        "**No.**",
         "picture.svg",
         "| Paper |",
         "make report",
@@ -306,35 +306,6 @@ def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
 
 def test_the_book_shows_what_the_claims_came_to():
     assert (BOOK / "claims.md").read_text() == claims(ROOT / "results")
-
-
-def watched(told, model):
-    """Rows of extension 5 in any order: a server of one round without a policy, which finds all of
-    40 photographs, and one that is told the draws of four rounds and finds `told` of them.
-    """
-    parts = [
-        pd.DataFrame(
-            {
-                "model": model,
-                "knows": knows,
-                "rounds": rounds,
-                "image": range(40),
-                "found": [image < found for image in range(40)],
-            }
-        )
-        for knows, rounds, found in (("no policy", 1, 40), ("draws", 4, told), ("policy", 4, 0))
-    ]
-    return pd.concat(parts).sample(frac=1, random_state=0)
-
-
-def test_what_four_rounds_give_is_beside_one_without_a_policy_on_the_same_network():
-    judged = pd.concat([watched(38, "lenet"), watched(10, "convnet-16")])
-    known = watched_for_long(judged)
-    assert known.keys() == {"lenet", "convnet-16"}
-    assert known["lenet"] == Watched(bare=1, knowing=0, told=0.95, photographs=40)
-    assert known["convnet-16"] == Watched(bare=1, knowing=0, told=0.25, photographs=40)
-    assert watched_for_long(judged[judged["rounds"] == 1]) == {}
-    assert watched_for_long(pd.DataFrame()) == {}
 
 
 # --- what the book makes of the tables in executed pages ----------------------------------------------------

@@ -21,7 +21,7 @@ PAGE = "results/{}.ipynb"
 def advice(results: Path) -> str:
     """The page as MyST Markdown; it says so where nothing has been measured."""
     known = numbers(results)
-    bare, hidden = _situations(known, results)
+    bare, hidden = _situations(known)
     privacy = newest("claim1_privacy", results)
     folds = [_got(*privacy, results)] if privacy else []
     folds += [_stages(results), _knowing(results), _federation(results), _rivals(results)]
@@ -44,33 +44,18 @@ def _folded(text: str) -> tuple[str, str]:
     return title, rest.strip()
 
 
-def _situations(known: Numbers, results: Path) -> tuple[dict[str, str], dict[str, str]]:
+def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
     """Photographs picked out without a policy and with the paper's, by situation."""
-    rounds = known.watched.get("lenet")
     pairs = {
-        "lenet": known.untrained.get("lenet"),
+        "best": known.best,
         "wide": known.on_papers("untrained"),
         "trained": known.on_papers("trained"),
-        "rounds": rounds and (rounds.bare, rounds.knowing),
-        "sum": _sum(results),
+        "sum": known.summed,
     }
-    bare, hidden = (
+    return tuple(
         {name: percent(ends[side]) if ends else MISSING for name, ends in pairs.items()}
         for side in (0, 1)
     )
-    hidden["told"] = percent(rounds.told) if rounds else MISSING
-    return bare, hidden
-
-
-def _sum(results: Path) -> tuple[float, float] | None:
-    """What the sum of ten clients' answers gives away in the first round."""
-    page = newest("ext9_collaborative", results)
-    if page is None:
-        return None
-    told = pd.read_csv(table_file(page[0], "told"), dtype={"policy": str})
-    own = told.query("view == 'sum' and past == 0")
-    shares = [own[own["policy"] == name]["found"] for name in (NO_POLICY, HYBRID)]
-    return tuple(float(share.mean()) for share in shares) if len(own) else None
 
 
 def _time(results: Path) -> str:

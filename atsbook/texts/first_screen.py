@@ -30,23 +30,6 @@ BEST = "best_answer"  # the page whose attacks are chosen behind the policy that
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
-    """What servers find in four rounds, on one network.
-
-    Attributes:
-        bare: share of photographs found in one round without a policy, on the same network.
-        knowing: share found under the hybrid by a server that knows the policy.
-        told: share found under the hybrid by one that is told what was drawn.
-        photographs: how many these are shares of.
-    """
-
-    bare: float
-    knowing: float
-    told: float
-    photographs: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Numbers:
     """What the stored results say; empty where one is missing. Pairs go from no policy to the paper's.
 
@@ -55,7 +38,7 @@ class Numbers:
         best: the same on the untrained LeNet and other photographs, by the attack that is best on each side.
         long: the same by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
-        watched: what four rounds give to who is told what was drawn, by network.
+        summed: what the sum of ten clients' first answers gives away, on the untrained LeNet.
         accuracy: percent.
         learned: the network that has it, and its epochs.
         longer: mean percent of that network after more epochs, and how many these are.
@@ -74,7 +57,7 @@ class Numbers:
     best: tuple[float, float] | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
-    watched: Mapping[str, Watched]
+    summed: tuple[float, float] | None
     accuracy: tuple[float, float] | None
     learned: tuple[str, int]
     longer: tuple[float, float, int] | None
@@ -168,31 +151,6 @@ def _by_network(attacks: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {name: (float(shares[name, NO_POLICY]), float(shares[name, HYBRID])) for name in models}
 
 
-def watched_for_long(judged: pd.DataFrame) -> dict[str, Watched]:
-    """What four rounds give to a server that is told what was drawn, beside one without a policy.
-
-    Both are of the same photographs and weights: of claim 1's five draws these are the first.
-
-    Args:
-        judged: the table `judged` of extension 5, one row per photograph, network and server.
-    """
-    watched = {}
-    for model in dict.fromkeys(judged["model"]) if len(judged) else ():
-        own = judged[judged["model"] == model]
-        servers = dict(iter(own.groupby(["knows", "rounds"])))
-        none, told = servers.get(("no policy", 1)), servers.get(("draws", 4))
-        knowing = servers.get(("policy", 4))
-        if none is None or told is None or knowing is None:
-            continue
-        watched[model] = Watched(
-            bare=float(none["found"].mean()),
-            knowing=float(knowing["found"].mean()),
-            told=float(told["found"].mean()),
-            photographs=len(told),
-        )
-    return watched
-
-
 def _score(policies: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
     if policies.empty:
         return {}
@@ -221,7 +179,7 @@ def numbers(results: Path) -> Numbers:
         best=_best(results),
         long=_long(_rows(results, "claim2_generality", "long")),
         fashion=_by_network(_rows(results, "claim3_transfer", "attacks")),
-        watched=watched_for_long(_rows(results, "ext5_adaptive", "judged")),
+        summed=_summed(_rows(results, "ext9_collaborative", "told")),
         accuracy=ends,
         learned=(NAMES[profile["model"]], profile["epochs"]),
         longer=_longer(_rows(results, "claim1_privacy", "accuracy_longer")),
@@ -234,6 +192,14 @@ def numbers(results: Path) -> Numbers:
         as_published=_as_published(_rows(results, "claim1_privacy", "paper_own")),
         gradients=_gradients(results),
     )
+
+
+def _summed(told: pd.DataFrame) -> tuple[float, float] | None:
+    if told.empty:
+        return None
+    own = told.query("view == 'sum' and past == 0")
+    shares = [own[own["policy"] == name]["found"] for name in (NO_POLICY, HYBRID)]
+    return tuple(float(share.mean()) for share in shares) if len(own) else None
 
 
 def _exported(results: Path, page: str) -> dict[str, dict[str, float]]:

@@ -68,11 +68,10 @@ def cells(known: Numbers) -> dict[str, str]:
         accuracy = "{:.1f} → {:.1f} %".format(*known.paper_accuracy[:2])
     if "psnr" in known.score:
         score = "{:.2f} [{:.2f}, {:.2f}]".format(*known.score["psnr"]).replace("-", "−")
-    rounds = known.watched.get("lenet")
     return {
         "untrained_lenet": shares(known.untrained.get("lenet")),
         "best": shares(known.best),
-        "four_rounds": shares(rounds and (rounds.bare, rounds.told)),
+        "summed": shares(known.summed),
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
         "gradients": shares(known.gradients),
@@ -108,13 +107,10 @@ def answer(known: Numbers) -> dict[str, str] | None:
     lost = costs(known)
     if not (lenet and known.best and known.on_papers("untrained") and lost):
         return None
-    bare, hidden = lenet
     best_bare, best_hidden = known.best
     before, after = printed_ends("ats", "Table 1a", "val_accuracy_pct")
     whole = functools.partial("{:.0f}".format)
     return {
-        "bare": whole(100 * bare),
-        "hidden": whole(100 * hidden),
         "best_bare": whole(100 * best_bare),
         "best_hidden": whole(100 * best_hidden),
         "costs": " to ".join(f"{each:.1f}" for each in dict.fromkeys((lost[0], lost[-1]))),
