@@ -1,15 +1,16 @@
 """What an audit makes of architectures that people have, and whether their gradients are right.
 
     pip install timm transformers monai einops
-    python benchmarks/architectures.py --out benchmarks/architectures.json
+    python benchmarks/architectures.py
 
 Every network has random weights and is asked twice, in a process beside this one. *Gradients*: those
 that `observe` shares of single images and of pairs, in eval and in train mode, beside plain autograd of torch
 on another copy that the same seed built; and the slope of a single gradient along a fixed direction, which
 attacks follow. Max-pooling takes one of the pixels that are all but equal by a rule of its own, see
 `atslib.models.max_pool`, so that single precision can differ by percents; then double precision is asked too,
-and decides. *Audit*: `atsaudit.audit` with a minute, the untrained network as its own control. What is
-computed is kept after each network, so that a killed run goes on; the table beside the JSON file is written anew.
+and decides. *Audit*: `atsaudit.audit`, the untrained network as its own control. Answers are kept one by one in
+`--out`, so that a killed run goes on; an audit that could not tell is asked again where `--budget` is larger than what
+it had. At the end the table of the book's page *Audit your own* is written anew from all that is kept.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import dataclasses
 import importlib.metadata
 import json
 import multiprocessing
+import re
 import sys
 import time
 import traceback
@@ -44,6 +46,9 @@ from atslib.models import as_client, shared_parameters
 CLASSES = 4
 NORMALIZE = ([0.5] * 3, [0.25] * 3)
 CLOSE = 1e-5  # relative difference of gradients that counts as equal
+HERE = Path(__file__).resolve()
+PAGE = HERE.parents[1] / "book" / "audit_your_own.md"
+MARK = "<!-- architectures -->"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "monai")
 
 
@@ -440,7 +445,7 @@ def asked(task: str, name: str, budget: float) -> dict[str, object]:
     except Exception as error:
         lines = traceback.format_exc().strip().splitlines()
         told = {"outcome": "fault", "says": [f"{type(error).__name__}: {error}"[:400], *lines[-9:]]}
-    return told | {"seconds": round(time.monotonic() - began, 1)}
+    return told | {"budget": budget, "seconds": round(time.monotonic() - began, 1)}
 
 
 def answering(pipe: Connection) -> None:
@@ -471,6 +476,7 @@ class Apart:
             if self.pipe.poll(self.most):
                 return self.pipe.recv()
             told = {"outcome": "too slow", "says": [f"not done after {self.most:.0f} s"]}
+            told["budget"] = budget
         except EOFError:
             told = {"outcome": "fault", "says": ["the process ended"]}
         self.process.kill()
@@ -509,60 +515,109 @@ def in_single(told: dict) -> float:
     )
 
 
+def in_short(said: dict) -> str:
+    """What an audit says, without numbers that other columns of the table have."""
+    first = said["says"][0] if said["says"] else ""
+    for begins, short in (
+        ("Too few photographs were attacked", "too few photographs"),
+        ("The attack does not work on", "the attack does not work on the positive control"),
+    ):
+        if first.startswith(begins):
+            return f"{short} in {said['budget']:.0f} seconds"
+    return first
+
+
 def table(stored: dict) -> str:
-    """The answers as Markdown."""
-    versions = ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
-    lines = [
-        f"What `benchmarks/architectures.py` found; {versions}; one thread, "
-        f"{stored['budget']:.0f} seconds an audit.",
-        "",
+    """What stands between the marks of the page: all networks of which both answers are there."""
+    done = {name: each for name, each in stored["networks"].items() if len(each) == 2}
+    kinds = [each["audit"]["outcome"] for each in done.values()]
+    wrong = sum(not worst(each["gradients"])[0] < CLOSE for each in done.values() if seen(each))
+    rows = [
         "| network | pixels | gradients off torch's, at most | audit | found | what it says |",
         "|---|---|---|---|---|---|",
     ]
-    for name, each in stored["networks"].items():
-        off, why = worst(each["gradients"])
-        single = in_single(each["gradients"])
-        said = each.get("audit", {"outcome": "not asked", "says": []})
-        found = f"{said['found']} of {said['of']}" if said.get("of") else ""
+    for name in (name for name in ARCHITECTURES if name in done):
+        gradients, said = done[name]["gradients"], done[name]["audit"]
+        off, why = worst(gradients)
+        single = in_single(gradients)
         cells = [
             name,
             ARCHITECTURES[name].side,
             why or f"{off:.0e}{f' ({single:.0e} in single precision)' if single else ''}",
             said["outcome"],
-            found,
-            " ".join(said["says"][:1]),
+            f"{said['found']} of {said['of']}" if said.get("of") else "",
+            in_short(said),
         ]
-        lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
-    kinds = [
-        each.get("audit", {}).get("outcome", "not asked") for each in stored["networks"].values()
-    ]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return "\n".join([*lines, "", f"{len(kinds)} networks: {counts}.", ""])
+        if not seen(done[name]):
+            cells[2] = "none"
+        rows.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
+    counts = ", ".join(
+        f"{kinds.count(kind)} {words}"
+        for kind, words in (
+            ("audited", "are audited and their control works"),
+            ("cannot tell", "*cannot tell* in that time"),
+            ("refused", "are refused"),
+            ("too slow", "are too slow"),
+            ("fault", "fail"),
+        )
+        if kind in kinds
+    )
+    least, most = (of(each["audit"]["budget"] for each in done.values()) for of in (min, max))
+    return "\n".join(
+        [
+            f"Of {len(done)} networks {counts}; {wrong or 'no'} gradient{'s are' * (wrong > 1) or ' is'} wrong. "
+            f"An audit had {f'{least:.0f} to ' * (least < most)}{most:.0f} seconds on one busy core. Versions: "
+            f"{', '.join(f'{name} {number}' for name, number in stored['versions'].items())}.",
+            "",
+            "<details><summary>Network by network</summary>",
+            "",
+            *rows,
+            "",
+            "</details>",
+        ]
+    )
+
+
+def seen(each: dict) -> bool:
+    """Whether a gradient of the network was compared, or should have been."""
+    told = each["gradients"]
+    return told.get("outcome") != "refused" and not worst(told)[1].startswith("none: ")
 
 
 def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
+def unsettled(own: dict, task: str, budget: float) -> bool:
+    """Whether a task is to be asked: for the first time, or with more time than it had."""
+    if task not in own:
+        return True
+    said = own[task].get("outcome")
+    return said in ("cannot tell", "too slow") and own[task].get("budget", 0) < budget
+
+
 def main() -> int:
     """Ask of each network what `--out` does not hold yet; 1 where a gradient is wrong or an error raw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("architectures.json"), help="is added to")
+    parser.add_argument("--out", type=Path, default=HERE.with_suffix(".json"), help="is added to")
+    parser.add_argument("--page", type=Path, default=PAGE, help="its table is written anew")
     parser.add_argument("--only", default="", help="texts, as a,b: networks with one of them")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of an audit")
-    parser.add_argument("--most", type=float, default=240.0, help="seconds until a task is ended")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of an audit")
+    parser.add_argument("--most", type=float, default=300.0, help="seconds until a task is ended")
     parser.add_argument("--tasks", default="gradients,audit")
     options = parser.parse_args()
     apart = Apart(options.most)
-    stored = {"versions": versions(), "budget": options.budget, "networks": {}}
+    stored = {"versions": versions(), "networks": {}}
     if options.out.exists():
         stored = json.loads(options.out.read_text(encoding="utf-8"))
+    if stored["versions"] != versions():
+        parser.error(f"{options.out} is of {stored['versions']}; installed are {versions()}")
     wrong = 0
     wanted = [name for part in options.only.split(",") for name in ARCHITECTURES if part in name]
     for name in dict.fromkeys(wanted):
         own = stored["networks"].setdefault(name, {})
         for task in options.tasks.split(","):
-            if task not in own:
+            if unsettled(own, task, options.budget):
                 own[task] = apart.ask(task, name, options.budget)
                 text = json.dumps(stored, indent=1) + "\n"
                 write_atomically(options.out, lambda path, text=text: path.write_text(text))
@@ -576,9 +631,10 @@ def main() -> int:
             f"{said.get('found')}/{said.get('of')} {said.get('says')}",
             flush=True,
         )
-    if all("gradients" in each for each in stored["networks"].values()):
-        file = options.out.with_suffix(".md")
-        write_atomically(file, lambda path: path.write_text(table(stored), encoding="utf-8"))
+    page = options.page.read_text(encoding="utf-8")
+    between = re.compile(rf"(?<={MARK}\n\n).*?(?=\n\n{MARK})", re.DOTALL)
+    page = between.sub(lambda found: table(stored), page, count=1)
+    write_atomically(options.page, lambda path: path.write_text(page, encoding="utf-8"))
     return int(wrong > 0)
 
 
