@@ -107,6 +107,18 @@ def of_monai(name: str, side: int, **settings: object) -> Architecture:
     return Architecture(build, side)
 
 
+def torchvision_transformer(side: int) -> Architecture:
+    """A small one, of which `get_model` knows none."""
+
+    def build() -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        return VisionTransformer(side, 8, 2, 3, 48, 96, num_classes=CLASSES)
+
+    return Architecture(build, side)
+
+
+BLOCKS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3}
 VIT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
 PATCHES = {"image_size": 32, "patch_size": 8} | VIT
 MLP = PATCHES | {"intermediate_size": 96}
@@ -157,6 +169,8 @@ ARCHITECTURES = {
     "transformers FocalNet": of_transformers(
         "FocalNet", 64, image_size=64, embed_dim=24, depths=[1, 1, 1, 1]
     ),
+    "transformers I-JEPA": of_transformers("IJepa", 32, **MLP),
+    "transformers SigLIP": of_transformers("Siglip", 32, vision_config=MLP),
     "transformers ImageGPT": of_transformers("ImageGPT", 32, n_embd=48, n_layer=2, n_head=2),
     # MONAI
     "monai ViT": of_monai(
@@ -191,6 +205,11 @@ ARCHITECTURES = {
     "timm test_vit_relpos": of_timm("test_vit_relpos", 64, img_size=64),
     "timm test_coatnet": of_timm("test_coatnet", 64, img_size=64),
     "timm test_maxvit": of_timm("test_maxvit", 64, img_size=64),
+    "timm deit, distilled (2 blocks)": of_timm("deit_tiny_distilled_patch16_224", 32, **BLOCKS),
+    "timm deit3 (2 blocks)": of_timm("deit3_small_patch16_224", 32, **BLOCKS),
+    "timm vit, no class token (2 blocks)": of_timm("vit_base_patch16_gap_224", 32, **BLOCKS),
+    "timm vit of SigLIP (2 blocks)": of_timm("vit_base_patch16_siglip_gap_224", 32, **BLOCKS),
+    "timm flexivit (2 blocks)": of_timm("flexivit_small", 32, **BLOCKS),
     "timm eva02 (2 blocks)": of_timm(
         "eva02_tiny_patch14_224", 56, img_size=56, depth=2, embed_dim=48, num_heads=3
     ),
@@ -231,6 +250,7 @@ ARCHITECTURES = {
     "timm pvt_v2_b0": of_timm("pvt_v2_b0", 64),
     "timm resnetv2_18": of_timm("resnetv2_18", 64),
     # torchvision
+    "torchvision VisionTransformer (2 layers)": torchvision_transformer(32),
     "torchvision squeezenet1_1": of_torchvision("squeezenet1_1", 64),
     "torchvision shufflenet_v2_x0_5": of_torchvision("shufflenet_v2_x0_5", 64),
     "torchvision mobilenet_v3_small": of_torchvision("mobilenet_v3_small", 64),
