@@ -13,6 +13,7 @@ clients' DXO in the second, as a `DXOFilter` of the server gets it, and the glob
 import argparse
 import json
 import re
+import types
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,43 @@ def equal(model, wanted):
     """Whether two networks have the same numbers in all that they hold."""
     own, other = model.state_dict(), wanted.state_dict()
     return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+
+
+class OfTransformers(Named):
+    """Reads files as transformers 5.24.0 does: names of an earlier version, and what is missing drawn."""
+
+    config = types.SimpleNamespace(seed=5)
+
+    @classmethod
+    def from_pretrained(cls, name, *, config, state_dict, output_loading_info):
+        assert name is None
+        assert output_loading_info
+        torch.rand(3)
+        model = cls(config.seed)
+        given = {key.replace("gamma", "weight"): value for key, value in state_dict.items()}
+        missing, odd = model.load_state_dict(given, strict=False)
+        return model, {"missing_keys": set(missing), "unexpected_keys": set(odd)}
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_names_of_an_earlier_version_are_read_by_the_networks_own_library(partial):
+    wanted = OfTransformers(1)
+    saved = {key.replace("weight", "gamma"): v for key, v in wanted.state_dict().items()}
+    before = torch.get_rng_state()
+    found = fitted(saved, OfTransformers(2), "w", partial=partial)
+    assert equal(fill(OfTransformers(2), found, "w"), wanted)
+    assert torch.equal(before, torch.get_rng_state())
+    head = {key: value for key, value in saved.items() if not key.startswith("layers.4.")}
+    if partial:  # a client that keeps its head
+        assert fitted(head, OfTransformers(2), "w", partial=True).keys() == {
+            key.replace("gamma", "weight") for key in head
+        }
+        return
+    for other in (head, saved | {"more": torch.ones(1)}):
+        with refused("w is of another network"):
+            fitted(other, OfTransformers(2), "w")
+    with refused("w is of another network"):
+        fitted(saved, Named(2), "w")  # it has no reader of its own
 
 
 # --- wrappers' names ------------------------------------------------------------------------------------
