@@ -594,11 +594,11 @@ def table(stored: dict) -> str:
         )
         if kind in kinds
     )
-    least, most = (of(each["audit"]["budget"] for each in done.values()) for of in (min, max))
+    most = max(each["audit"]["budget"] for each in done.values())
     return "\n".join(
         [
-            f"Of {len(done)} networks {counts}; {wrong or 'no'} gradient{'s are' * (wrong > 1) or ' is'} wrong. "
-            f"An audit had {f'{least:.0f} to ' * (least < most)}{most:.0f} seconds of one core. Versions: "
+            f"Of {len(done)} networks {counts}; {wrong or 'no'} gradient{'s are' if wrong > 1 else ' is'} wrong. "
+            f"An audit had at most {most:.0f} seconds of one core. Versions: "
             f"{', '.join(f'{name} {number}' for name, number in stored['versions'].items())}.",
             "",
             "<details><summary>Network by network</summary>",
