@@ -33,7 +33,8 @@ def fitted(
     Names are taken as they are if they are the network's. Else words of wrappers are taken off, or
     one prefix that all names have in common on either side, where then all names fit; else the one
     prefix under which the file has the whole network beside other things. Names that are numbers
-    count the state dict's tensors, or the parameters.
+    count the state dict's tensors, or the parameters. A network of transformers' reads what it
+    saved itself, which has names of earlier versions.
 
     Args:
         tensors: of a file or message.
@@ -58,7 +59,8 @@ def fitted(
                 "arrays of its state_dict(), in that order"
             )
     else:
-        found = _by_name(tensors, own, whose, partial)
+        found = {} if tensors.keys() <= own.keys() else _by_its_library(tensors, model, partial)
+        found = found or _by_name(tensors, own, whose, partial)
     for name, value in found.items():
         _check(name, value, own[name], whose)
     twins = _twins(own)
@@ -132,6 +134,28 @@ def _by_name(
     raise AtsError(
         f"{whose} is of another network: it has {odd!r}, and the network {wanted}{_shard(whose)}"
     )
+
+
+def _by_its_library(
+    tensors: dict[str, Tensor], model: nn.Module, partial: bool
+) -> dict[str, Tensor]:
+    """What a network of transformers' makes of tensors of a file of `save_pretrained`; {} where it
+    is none, or it is one of another network.
+    """
+    reader = getattr(type(model), "from_pretrained", None)
+    if reader is None or not hasattr(model, "config"):
+        return {}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            read, told = reader(
+                None, config=model.config, state_dict=dict(tensors), output_loading_info=True
+            )
+    except Exception:  # another library's, or a file of another network
+        return {}
+    drawn = told.pop("missing_keys", ())
+    if any(told.values()) or (drawn and not partial):
+        return {}
+    return {name: value for name, value in read.state_dict().items() if name not in drawn}
 
 
 def _shard(whose: object) -> str:

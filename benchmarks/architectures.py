@@ -1,15 +1,16 @@
 """What an audit makes of architectures that people have, and whether their gradients are right.
 
     pip install timm transformers monai einops
-    python benchmarks/architectures.py --out benchmarks/architectures.json
+    python benchmarks/architectures.py
 
 Every network has random weights and is asked twice, in a process beside this one. *Gradients*: those
 that `observe` shares of single images and of pairs, in eval and in train mode, beside plain autograd of torch
 on another copy that the same seed built; and the slope of a single gradient along a fixed direction, which
 attacks follow. Max-pooling takes one of the pixels that are all but equal by a rule of its own, see
 `atslib.models.max_pool`, so that single precision can differ by percents; then double precision is asked too,
-and decides. *Audit*: `atsaudit.audit` with a minute, the untrained network as its own control. What is
-computed is kept after each network, so that a killed run goes on; the table beside the JSON file is written anew.
+and decides. *Audit*: `atsaudit.audit`, the untrained network as its own control. Answers are kept one by one in
+`--out`, so that a killed run goes on; an audit that could not tell is asked again where `--budget` is larger than what
+it had. At the end the table of the book's page *Audit your own* is written anew from all that is kept.
 """
 
 import argparse
@@ -18,6 +19,9 @@ import dataclasses
 import importlib.metadata
 import json
 import multiprocessing
+import re
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -34,6 +38,7 @@ from torch.overrides import TorchFunctionMode
 import atsaudit
 import atslib
 from atsaudit.run_audit import networks_of
+from atsaudit.work import Work
 from atslib.clients.observe import observe
 from atslib.clients.view import ThreatModel
 from atslib.errors import AtsError
@@ -44,6 +49,9 @@ from atslib.models import as_client, shared_parameters
 CLASSES = 4
 NORMALIZE = ([0.5] * 3, [0.25] * 3)
 CLOSE = 1e-5  # relative difference of gradients that counts as equal
+HERE = Path(__file__).resolve()
+PAGE = HERE.parents[1] / "book" / "audit_your_own.md"
+MARK = "<!-- architectures -->"
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "monai")
 
 
@@ -99,6 +107,18 @@ def of_monai(name: str, side: int, **settings: object) -> Architecture:
     return Architecture(build, side)
 
 
+def torchvision_transformer(side: int) -> Architecture:
+    """A small one, of which `get_model` knows none."""
+
+    def build() -> nn.Module:
+        from torchvision.models import VisionTransformer
+
+        return VisionTransformer(side, 8, 2, 3, 48, 96, num_classes=CLASSES)
+
+    return Architecture(build, side)
+
+
+BLOCKS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3}
 VIT = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
 PATCHES = {"image_size": 32, "patch_size": 8} | VIT
 MLP = PATCHES | {"intermediate_size": 96}
@@ -149,6 +169,8 @@ ARCHITECTURES = {
     "transformers FocalNet": of_transformers(
         "FocalNet", 64, image_size=64, embed_dim=24, depths=[1, 1, 1, 1]
     ),
+    "transformers I-JEPA": of_transformers("IJepa", 32, **MLP),
+    "transformers SigLIP": of_transformers("Siglip", 32, vision_config=MLP),
     "transformers ImageGPT": of_transformers("ImageGPT", 32, n_embd=48, n_layer=2, n_head=2),
     # MONAI
     "monai ViT": of_monai(
@@ -183,6 +205,11 @@ ARCHITECTURES = {
     "timm test_vit_relpos": of_timm("test_vit_relpos", 64, img_size=64),
     "timm test_coatnet": of_timm("test_coatnet", 64, img_size=64),
     "timm test_maxvit": of_timm("test_maxvit", 64, img_size=64),
+    "timm deit, distilled (2 blocks)": of_timm("deit_tiny_distilled_patch16_224", 32, **BLOCKS),
+    "timm deit3 (2 blocks)": of_timm("deit3_small_patch16_224", 32, **BLOCKS),
+    "timm vit, no class token (2 blocks)": of_timm("vit_base_patch16_gap_224", 32, **BLOCKS),
+    "timm vit of SigLIP (2 blocks)": of_timm("vit_base_patch16_siglip_gap_224", 32, **BLOCKS),
+    "timm flexivit (2 blocks)": of_timm("flexivit_small", 32, **BLOCKS),
     "timm eva02 (2 blocks)": of_timm(
         "eva02_tiny_patch14_224", 56, img_size=56, depth=2, embed_dim=48, num_heads=3
     ),
@@ -223,6 +250,7 @@ ARCHITECTURES = {
     "timm pvt_v2_b0": of_timm("pvt_v2_b0", 64),
     "timm resnetv2_18": of_timm("resnetv2_18", 64),
     # torchvision
+    "torchvision VisionTransformer (2 layers)": torchvision_transformer(32),
     "torchvision squeezenet1_1": of_torchvision("squeezenet1_1", 64),
     "torchvision shufflenet_v2_x0_5": of_torchvision("shufflenet_v2_x0_5", 64),
     "torchvision mobilenet_v3_small": of_torchvision("mobilenet_v3_small", 64),
@@ -440,19 +468,28 @@ def asked(task: str, name: str, budget: float) -> dict[str, object]:
     except Exception as error:
         lines = traceback.format_exc().strip().splitlines()
         told = {"outcome": "fault", "says": [f"{type(error).__name__}: {error}"[:400], *lines[-9:]]}
-    return told | {"seconds": round(time.monotonic() - began, 1)}
+    return told | {"budget": budget, "seconds": round(time.monotonic() - began, 1)}
 
 
-def answering(pipe: Connection) -> None:
-    """Answer what comes through the pipe, one question after the other."""
+def answering(pipe: Connection, most: float) -> None:
+    """Answer what comes through the pipe, one question after the other.
+
+    All time is that of this process on the processor, so that other work on the machine takes none of an
+    audit's budget.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    time.monotonic = time.process_time
+    Work.__init__.__kwdefaults__["clock"] = time.process_time
     while True:
-        pipe.send(asked(*pipe.recv()))
+        question = pipe.recv()
+        end = int(time.process_time() + most) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+        pipe.send(asked(*question))
 
 
 class Apart:
-    """A process of its own that answers; one that takes too long is ended, and the next is begun."""
+    """A process of its own that answers; where a task takes too long it ends, and the next is begun."""
 
     def __init__(self, most: float):
         self.most = most
@@ -463,19 +500,20 @@ class Apart:
         if self.process is None:
             context = multiprocessing.get_context("spawn")
             self.pipe, theirs = context.Pipe()
-            self.process = context.Process(target=answering, args=(theirs,), daemon=True)
+            self.process = context.Process(target=answering, args=(theirs, self.most), daemon=True)
             self.process.start()
             theirs.close()
         self.pipe.send((task, name, budget))
         try:
-            if self.pipe.poll(self.most):
-                return self.pipe.recv()
-            told = {"outcome": "too slow", "says": [f"not done after {self.most:.0f} s"]}
+            return self.pipe.recv()
         except EOFError:
-            told = {"outcome": "fault", "says": ["the process ended"]}
-        self.process.kill()
-        self.process = None
-        return told
+            self.process.join()
+            slow = self.process.exitcode == -signal.SIGXCPU
+            self.process = None
+        if slow:
+            told = {"outcome": "too slow", "says": [f"not done after {self.most:.0f} s"]}
+            return told | {"budget": budget}
+        return {"outcome": "fault", "says": ["the process ended"]}
 
 
 def worst(told: dict) -> tuple[float, str]:
@@ -509,60 +547,111 @@ def in_single(told: dict) -> float:
     )
 
 
+def in_short(said: dict) -> str:
+    """What an audit says, without numbers that other columns of the table have."""
+    first = said["says"][0] if said["says"] else ""
+    for begins, short in (
+        ("Too few photographs were attacked", "too few photographs"),
+        ("The attack does not work on", "the attack does not work on the positive control"),
+    ):
+        if first.startswith(begins):
+            return f"{short} in {said['budget']:.0f} seconds"
+    return first
+
+
 def table(stored: dict) -> str:
-    """The answers as Markdown."""
-    versions = ", ".join(f"{name} {number}" for name, number in stored["versions"].items())
-    lines = [
-        f"What `benchmarks/architectures.py` found; {versions}; one thread, "
-        f"{stored['budget']:.0f} seconds an audit.",
-        "",
+    """What stands between the marks of the page: all networks of which both answers are there."""
+    done = {name: each for name, each in stored["networks"].items() if len(each) == 2}
+    kinds = [each["audit"]["outcome"] for each in done.values()]
+    wrong = sum(not worst(each["gradients"])[0] < CLOSE for each in done.values() if seen(each))
+    rows = [
         "| network | pixels | gradients off torch's, at most | audit | found | what it says |",
         "|---|---|---|---|---|---|",
     ]
-    for name, each in stored["networks"].items():
-        off, why = worst(each["gradients"])
-        single = in_single(each["gradients"])
-        said = each.get("audit", {"outcome": "not asked", "says": []})
-        found = f"{said['found']} of {said['of']}" if said.get("of") else ""
+    for name in (name for name in ARCHITECTURES if name in done):
+        gradients, said = done[name]["gradients"], done[name]["audit"]
+        off, why = worst(gradients)
+        single = in_single(gradients)
         cells = [
             name,
             ARCHITECTURES[name].side,
             why or f"{off:.0e}{f' ({single:.0e} in single precision)' if single else ''}",
             said["outcome"],
-            found,
-            " ".join(said["says"][:1]),
+            f"{said['found']} of {said['of']}" if said.get("of") else "",
+            in_short(said),
         ]
-        lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
-    kinds = [
-        each.get("audit", {}).get("outcome", "not asked") for each in stored["networks"].values()
-    ]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return "\n".join([*lines, "", f"{len(kinds)} networks: {counts}.", ""])
+        if not seen(done[name]):
+            cells[2] = "none"
+        rows.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
+    counts = ", ".join(
+        f"{kinds.count(kind)} {words}"
+        for kind, words in (
+            ("audited", "are audited and their control works"),
+            ("cannot tell", "*cannot tell* in that time"),
+            ("refused", "are refused"),
+            ("too slow", "are too slow"),
+            ("fault", "fail"),
+        )
+        if kind in kinds
+    )
+    most = max(each["audit"]["budget"] for each in done.values())
+    return "\n".join(
+        [
+            f"Of {len(done)} networks {counts}; {wrong or 'no'} gradient{'s are' if wrong > 1 else ' is'} wrong. "
+            f"An audit had at most {most:.0f} seconds of one core. Versions: "
+            f"{', '.join(f'{name} {number}' for name, number in stored['versions'].items())}.",
+            "",
+            "<details><summary>Network by network</summary>",
+            "",
+            *rows,
+            "",
+            "</details>",
+        ]
+    )
+
+
+def seen(each: dict) -> bool:
+    """Whether a gradient of the network was compared, or should have been."""
+    told = each["gradients"]
+    return told.get("outcome") != "refused" and not worst(told)[1].startswith("none: ")
 
 
 def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
+def unsettled(own: dict, task: str, budget: float) -> bool:
+    """Whether a task is to be asked: for the first time, or with more time than it had."""
+    if task not in own:
+        return True
+    said = own[task].get("outcome")
+    return said in ("cannot tell", "too slow") and own[task].get("budget", 0) < budget
+
+
 def main() -> int:
     """Ask of each network what `--out` does not hold yet; 1 where a gradient is wrong or an error raw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("architectures.json"), help="is added to")
+    parser.add_argument("--out", type=Path, default=HERE.with_suffix(".json"), help="is added to")
+    parser.add_argument("--page", type=Path, default=PAGE, help="its table is written anew")
     parser.add_argument("--only", default="", help="texts, as a,b: networks with one of them")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of an audit")
-    parser.add_argument("--most", type=float, default=240.0, help="seconds until a task is ended")
+    parser.add_argument(
+        "--budget", type=float, default=120.0, help="an audit's, in seconds of processor"
+    )
+    parser.add_argument("--most", type=float, default=300.0, help="seconds until a task is ended")
     parser.add_argument("--tasks", default="gradients,audit")
     options = parser.parse_args()
     apart = Apart(options.most)
-    stored = {"versions": versions(), "budget": options.budget, "networks": {}}
+    stored = {"versions": versions(), "networks": {}}
     if options.out.exists():
         stored = json.loads(options.out.read_text(encoding="utf-8"))
+    if stored["versions"] != versions():
+        parser.error(f"{options.out} is of {stored['versions']}; installed are {versions()}")
     wrong = 0
     wanted = [name for part in options.only.split(",") for name in ARCHITECTURES if part in name]
     for name in dict.fromkeys(wanted):
         own = stored["networks"].setdefault(name, {})
         for task in options.tasks.split(","):
-            if task not in own:
+            if unsettled(own, task, options.budget):
                 own[task] = apart.ask(task, name, options.budget)
                 text = json.dumps(stored, indent=1) + "\n"
                 write_atomically(options.out, lambda path, text=text: path.write_text(text))
@@ -576,9 +665,10 @@ def main() -> int:
             f"{said.get('found')}/{said.get('of')} {said.get('says')}",
             flush=True,
         )
-    if all("gradients" in each for each in stored["networks"].values()):
-        file = options.out.with_suffix(".md")
-        write_atomically(file, lambda path: path.write_text(table(stored), encoding="utf-8"))
+    page = options.page.read_text(encoding="utf-8")
+    between = re.compile(rf"(?<={MARK}\n\n).*?(?=\n\n{MARK})", re.DOTALL)
+    page = between.sub(lambda found: table(stored), page, count=1)
+    write_atomically(options.page, lambda path: path.write_text(page, encoding="utf-8"))
     return int(wrong > 0)
 
 

@@ -4,12 +4,16 @@ Files of frameworks that are not installed here were made by them on a network a
 timm 1.0.31 (`CheckpointSaver` with `ModelEmaV3`, decay 0.5, all trained weights one above the
 first), Lightning 2.6.6 (`Trainer.save_checkpoint`, after training, and with
 `EMAWeightAveraging` during it) and
-NVFlare 2.9.0 (`PTModelPersistenceFormatManager`, as `PTFileModelPersistor` saves).
+NVFlare 2.9.0 (`PTModelPersistenceFormatManager`, as `PTFileModelPersistor` saves). The two folders
+are of jobs of its `FedAvgRecipe`, simulated, with `TransferType.FULL` and `DIFF`: two clients, two
+rounds of two local steps each; the global model after the first round (`sent.pt`), the data of the
+clients' DXO in the second, as a `DXOFilter` of the server gets it, and the global model at the end.
 """
 
 import argparse
 import json
 import re
+import types
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from atsaudit.sources import read_weights, weights_in
+from atsaudit.update_files import read
 from atslib.clients.training import load_checkpoint, save_checkpoint
 from atslib.weights import fill, fitted
 
@@ -49,6 +54,43 @@ def equal(model, wanted):
     """Whether two networks have the same numbers in all that they hold."""
     own, other = model.state_dict(), wanted.state_dict()
     return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
+
+
+class OfTransformers(Named):
+    """Reads files as transformers 5.24.0 does: names of an earlier version, and what is missing drawn."""
+
+    config = types.SimpleNamespace(seed=5)
+
+    @classmethod
+    def from_pretrained(cls, name, *, config, state_dict, output_loading_info):
+        assert name is None
+        assert output_loading_info
+        torch.rand(3)
+        model = cls(config.seed)
+        given = {key.replace("gamma", "weight"): value for key, value in state_dict.items()}
+        missing, odd = model.load_state_dict(given, strict=False)
+        return model, {"missing_keys": set(missing), "unexpected_keys": set(odd)}
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_names_of_an_earlier_version_are_read_by_the_networks_own_library(partial):
+    wanted = OfTransformers(1)
+    saved = {key.replace("weight", "gamma"): v for key, v in wanted.state_dict().items()}
+    before = torch.get_rng_state()
+    found = fitted(saved, OfTransformers(2), "w", partial=partial)
+    assert equal(fill(OfTransformers(2), found, "w"), wanted)
+    assert torch.equal(before, torch.get_rng_state())
+    head = {key: value for key, value in saved.items() if not key.startswith("layers.4.")}
+    if partial:  # a client that keeps its head
+        assert fitted(head, OfTransformers(2), "w", partial=True).keys() == {
+            key.replace("gamma", "weight") for key in head
+        }
+        return
+    for other in (head, saved | {"more": torch.ones(1)}):
+        with refused("w is of another network"):
+            fitted(other, OfTransformers(2), "w")
+    with refused("w is of another network"):
+        fitted(saved, Named(2), "w")  # it has no reader of its own
 
 
 # --- wrappers' names ------------------------------------------------------------------------------------
@@ -381,6 +423,37 @@ def test_nvflares_global_model_is_read():
     weights, note = weights_in(KEPT / "nvflare-2.9.0.pt")
     assert equal(fill(Named(3), weights, "it"), Named(0))
     assert note == ""
+
+
+@pytest.mark.parametrize("kind", ["weights", "difference"])
+def test_a_job_of_nvflares_is_read(kind):
+    folder = KEPT / f"nvflare-2.9.0-{kind}"
+    recorded = read(folder, number=None, kind=None, lr=0.05, steps=None, network=small())
+    assert (recorded.kind, recorded.steps, recorded.contradiction) == (kind, 2, "")
+    assert [record.name for record in recorded.records] == ["site-1", "site-2"]
+    after = fill(small(), read_weights(folder / "FL_global_model.pt"), "it").state_dict()
+    for name in ("body.0.weight", "body.1.bias", "body.1.running_mean", "head.bias"):
+        mean = torch.stack([record.arrays[name] for record in recorded.records]).mean(0)
+        mean = mean + recorded.sent[name] if kind == "difference" else mean
+        assert torch.allclose(mean, after[name], atol=1e-6)
+    assert after["body.1.num_batches_tracked"] == 4  # a job makes floating point numbers of it
+
+
+def test_bytes_of_nvflares_dxo_are_one_sentence(tmp_path):
+    file = tmp_path / "w.pt"
+    file.write_bytes((KEPT / "nvflare-2.9.0-weights" / "dxo.bytes").read_bytes())
+    with refused("w.pt cannot be read"):
+        weights_in(file)
+
+
+def small():
+    """The network of the jobs: 3 x 32 x 32, two classes."""
+    model = nn.Module()
+    model.body = nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Sigmoid(), nn.AvgPool2d(4)
+    )
+    model.head = nn.Linear(64, 2)
+    return model
 
 
 def write(place, text):
