@@ -198,6 +198,7 @@ def audited(
     mistaken = [
         named_wrongly(view, own, pixels, labels, stream, seconds) for view, own in recorded.values()
     ]
+    line_ups = work.line_ups()
     plan, pool, results, left = work.run()
     notes = [words] if (words := said_of_copies(pixels)) else []
     if update is not None and config.victim == "train" and client_mode(update[0]) == "train":
@@ -244,6 +245,7 @@ def audited(
         repeat=repeat or _call(config, loss),
         faint=faint,
         mistaken=tuple(filter(None, (*contradictions, *mistaken))),
+        line_ups=line_ups,
     )
 
 

@@ -26,6 +26,7 @@ from atsaudit.candidate_attacks import (
     seeks_before,
 )
 from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
+from atsaudit.line_up import SHARE, LinedUp, Server, cases_of_line_up
 from atsaudit.outcome import Outcome, Pool, judge, one_photograph
 from atsaudit.views import Seen, moved_on, see
 from atslib.attacks import GradientMatching, reconstruct
@@ -237,6 +238,57 @@ class Work:
                 planned += self._seconds(case, self.plan)
                 self._show(planned)
         return self.plan, self.pool, results, left
+
+    def line_ups(self) -> tuple[LinedUp, ...]:
+        """What a server tells that holds the photographs and compares their gradients, case by
+        case: before the attacks, since it takes seconds.
+        """
+        cases = cases_of_line_up(self.cases)
+        until = min(self._spent() + SHARE, END)
+        found = []
+        for place, case in enumerate(cases):
+            share = (until - self._spent()) / (len(cases) - place)
+            found.append(self._lined_up(case, share * self.config.budget))
+        return tuple(found)
+
+    def _lined_up(self, case: Case, seconds: float) -> LinedUp:
+        """The line-up of a case, kept or computed in about so many seconds."""
+        file = self.folder and self.folder / f"line-up-{fingerprint(case)}.json"
+        if file and file.exists():
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if stored.pop("run") == self.name:
+                lists = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+                return LinedUp(case, **lists)
+        if case.recorded:
+            view, rows = self.recorded[dataclasses.replace(case, knows="nothing")]
+        else:
+            most = self.config.attacked or min(SIZES[0][0], self._remembered())
+            most = max(most, 2 * case.images)
+            rows = self.free[: min(most, len(self.free)) // case.images * case.images]
+
+        def shared(part: Tensor) -> Observed:
+            if case.recorded:
+                return view.take(slice(len(part) // case.images))
+            return self._seen(case, part, "attack").view
+
+        def rehearsed(part: Tensor) -> Observed:
+            return self._seen(dataclasses.replace(case, recorded=False), part, "tune").view
+
+        server = Server(
+            case=case,
+            see=shared,
+            rehearse=rehearsed,
+            pool=Pool.of(self.pixels, self.labels, rows),
+            optimizer=self.config.optimizer,
+            seconds=seconds,
+            clock=self.clock,
+        )
+        told = server.lined_up(rows, self.held[: max(TUNED_ON, case.images)])
+        if file and not told.fault:
+            fields = {field.name for field in dataclasses.fields(told)} - {"case"}
+            text = json.dumps({"run": self.name} | {name: getattr(told, name) for name in fields})
+            write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
+        return told
 
     def _show(self, planned: float) -> None:
         """Move the bar to what is done, in seconds of the plan."""
