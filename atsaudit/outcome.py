@@ -46,11 +46,13 @@ class Pool:
     first: Tensor
 
     @classmethod
-    def of(cls, pixels: Tensor, labels: Tensor, attacked: Tensor) -> "Pool":
+    def of(
+        cls, pixels: Tensor, labels: Tensor, attacked: Tensor, first: Tensor | None = None
+    ) -> "Pool":
         """Candidates are of the own class where each class with an attacked image has enough
-        images.
+        images. `first` is what `one_photograph` says of them, where that is known.
         """
-        first = one_photograph(pixels)
+        first = one_photograph(pixels) if first is None else first
         kinds = torch.stack([labels, first], 1).unique(dim=0)[:, 0]
         sizes = torch.bincount(kinds, minlength=int(labels.max()) + 1)
         return cls(pixels, labels, bool((sizes[labels[attacked]] >= LEAST).all()), first)

@@ -163,7 +163,7 @@ class Work:
         )
         device = next(next(iter(networks.values())).parameters()).device
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
-        first = one_photograph(pixels)
+        self.first = first = one_photograph(pixels)
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
             order = order[~torch.isin(first[order], first[rows])]
         # A photograph counts once: two attacks on one are no two that are found or not.
@@ -209,7 +209,7 @@ class Work:
         self.plan = self._planned()
         chosen = self.free[: self.plan.images]
         attacked = torch.cat([chosen, *(rows for _, rows in self.recorded.values())])
-        self.pool = Pool.of(self.pixels, self.labels, attacked)
+        self.pool = Pool.of(self.pixels, self.labels, attacked, self.first)
         results = []
         left = []
         planned = 0.0
@@ -278,7 +278,7 @@ class Work:
             case=case,
             see=shared,
             rehearse=rehearsed,
-            pool=Pool.of(self.pixels, self.labels, rows),
+            pool=Pool.of(self.pixels, self.labels, rows, self.first),
             optimizer=self.config.optimizer,
             seconds=seconds,
             clock=self.clock,
@@ -532,7 +532,7 @@ class Work:
         count = self.plan.tuned_on // case.images * case.images
         rows = self.held[:count]
         seen = self._seen(case, rows, "tune")
-        pool = Pool.of(self.pixels, self.labels, rows)
+        pool = Pool.of(self.pixels, self.labels, rows, self.first)
         run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], "tune")
         tried = {}
         closeness = {}
