@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def audit(
     model: "nn.Module",
     images: "Tensor | np.ndarray | Images",
-    labels: "Tensor | np.ndarray | None" = None,
+    labels: "Tensor | np.ndarray | str | None" = None,
     *,
     untrained: "nn.Module | None" = None,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
@@ -54,7 +54,8 @@ def audit(
             those of a case; it is not changed.
         images: (N, C, H, W), uint8 or floats in [0, 1]; or `atslib.Images`, which have their
             labels. At least 12, and more where many share a gradient.
-        labels: (N,) class numbers, of a tensor or array of images.
+        labels: (N,) class numbers, of a tensor or array of images. Of `atslib.Images`, whether the
+            server knows them: "known" or "restored" from what is shared; None: known.
         untrained: the network before training; by default the same layers with new weights. The
             same object as `model` says that this one is untrained.
         normalize: mean and deviation of each channel where the network does not start with
@@ -84,6 +85,8 @@ def audit(
     """
     from atsaudit.run_audit import audited
 
+    if isinstance(labels, str):
+        settings["labels"], labels = labels, None
     options = {
         "batch": batch,
         "local": local,

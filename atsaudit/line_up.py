@@ -23,11 +23,12 @@ from atslib.policies.policy import parse_policy
 
 SHARE = 0.1  # of the budget, into which all line-ups are planned
 CHOOSING = 0.4  # of a line-up's time at most, to choose how gradients are compared
-MEASURED = (
-    2,
-    16,
-)  # candidates by which the time for one is measured, the second where that is quick
+# Candidates by which the time for one is measured, and gradients by which that for seeing one is: the
+# next number where that is quick, since of few much is what is done once.
+MEASURED = (2, 16, MOST)
+SEEN = (1, 8)
 QUICK = 0.05  # of a line-up's time
+NO_TIME = "there was no time for it"
 FEATURES, GRADIENTS = "features", "gradients"
 
 
@@ -248,9 +249,7 @@ class Server:
         if fault := _fault(case, self.optimizer):
             return LinedUp(case, wanted=len(rows), fault=fault)
         first = self.see(rows[: case.images])
-        at = self.clock()
-        self.see(rows[: case.images])
-        seeing = self.clock() - at
+        seeing = self._seconds_seen(rows)
         ways = [GRADIENTS]
         if has_features(first.updates[0], first):
             ways = [FEATURES] if self._is_exact() else [FEATURES, GRADIENTS]
@@ -269,7 +268,7 @@ class Server:
         left = self.seconds - (self.clock() - began)
         count = self._fitting(rows, seeing, each[way], left)
         if not count:
-            return LinedUp(case, wanted=len(rows), fault="there was no time for it")
+            return LinedUp(case, wanted=len(rows), fault=NO_TIME)
         told = self._told(self.see(rows[:count]), rows[:count], way, each[way], left)
         return dataclasses.replace(told, wanted=len(rows), seconds=self.clock() - began)
 
@@ -291,25 +290,43 @@ class Server:
         by = None if way == FEATURES else way
         return line_up(view, self.pool.pixels, candidates, policy_of(self.case), by=by, **options)
 
+    def _seconds_seen(self, rows: Tensor) -> float:
+        """Seconds for clients to share one gradient."""
+        took = 0.0
+        for count in SEEN:
+            few = rows[: count * self.case.images]
+            if took * len(few) / self.case.images > QUICK * self.seconds:
+                break
+            at = self.clock()
+            self.see(few)
+            took = (self.clock() - at) * self.case.images / len(few)
+        return took
+
     def _seconds_each(self, view: Observed, rows: Tensor, way: str) -> float:
         """Seconds for an image of a candidate."""
         candidates = _row(self.pool, rows).candidates
         took = 0.0
         for count in MEASURED:
             few = candidates[:, :count]
-            groups = len(self.pool.labels[rows].unique())
+            images = self._groups(rows, few) * few.shape[1] * self._forms()
+            if took * images > QUICK * self.seconds:
+                break
             at = self.clock()
             self._run(view, few, way, crop_flip=False)
-            took = (self.clock() - at) / (groups * few.shape[1] * self._forms())
-            if took * MEASURED[1] * self._forms() * groups > QUICK * self.seconds:
-                break
+            took = (self.clock() - at) / images
         return took
+
+    def _groups(self, rows: Tensor, candidates: Tensor) -> int:
+        """How many sets of candidates are computed for these photographs: one for each label, most
+        often.
+        """
+        known = torch.cat([self.pool.labels[rows][:, None], candidates], 1)
+        return len(known.unique(dim=0))
 
     def _images(self, rows: Tensor) -> int:
         """Images of candidates that are compared for so many photographs."""
         candidates = _row(self.pool, rows).candidates
-        known = torch.cat([self.pool.labels[rows][:, None], candidates], 1)
-        return len(known.unique(dim=0)) * candidates.shape[1] * self._forms()
+        return self._groups(rows, candidates) * candidates.shape[1] * self._forms()
 
     def _fitting(self, rows: Tensor, seeing: float, each: float, seconds: float) -> int:
         """How many of the photographs, whole gradients, can be compared in so many seconds."""
@@ -327,9 +344,8 @@ class Server:
         """
         row = _row(self.pool, rows)
         options: dict[str, object] = {"crop_flip": False}
-        images = self._images(rows)
-        groups = images // (row.candidates.shape[1] * self._forms())
-        if self.case.recorded and each and 2 * images * each <= seconds:
+        if self.case.recorded and each and 2 * self._images(rows) * each <= seconds:
+            groups = self._groups(rows, row.candidates)
             options = {"crop_flip": True, "most": int(seconds / (each * groups))}
         found = self._run(view, row.candidates, way, **options)
         told = judged(found, row, rows, self.pool.labels[rows], self.case.images)

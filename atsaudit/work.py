@@ -26,7 +26,7 @@ from atsaudit.candidate_attacks import (
     seeks_before,
 )
 from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
-from atsaudit.line_up import SHARE, LinedUp, Server, cases_of_line_up
+from atsaudit.line_up import NO_TIME, LinedUp, Server, cases_of_line_up
 from atsaudit.outcome import Outcome, Pool, judge, one_photograph
 from atsaudit.views import Seen, moved_on, see
 from atslib.attacks import GradientMatching, reconstruct
@@ -198,6 +198,7 @@ class Work:
                     f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
+        self.lined_up: dict[Case, LinedUp] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
         self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
@@ -239,17 +240,24 @@ class Work:
                 self._show(planned)
         return self.plan, self.pool, results, left
 
-    def line_ups(self) -> tuple[LinedUp, ...]:
+    def line_ups(self, share: float) -> tuple[LinedUp, ...]:
         """What a server tells that holds the photographs and compares their gradients, case by
-        case: before the attacks, since it takes seconds.
+        case. Asked once more, it tries those for which there was no time.
+
+        Args:
+            share: of the budget that they may take together.
         """
         cases = cases_of_line_up(self.cases)
-        until = min(self._spent() + SHARE, END)
-        found = []
-        for place, case in enumerate(cases):
-            share = (until - self._spent()) / (len(cases) - place)
-            found.append(self._lined_up(case, share * self.config.budget))
-        return tuple(found)
+        until = min(self._spent() + share, END)
+        untried = [
+            case
+            for case in cases
+            if case not in self.lined_up or self.lined_up[case].fault == NO_TIME
+        ]
+        for place, case in enumerate(untried):
+            own = (until - self._spent()) / (len(untried) - place)
+            self.lined_up[case] = self._lined_up(case, own * self.config.budget)
+        return tuple(self.lined_up[case] for case in cases)
 
     def _lined_up(self, case: Case, seconds: float) -> LinedUp:
         """The line-up of a case, kept or computed in about so many seconds."""
@@ -259,6 +267,8 @@ class Work:
             if stored.pop("run") == self.name:
                 lists = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
                 return LinedUp(case, **lists)
+        if seconds <= 0:
+            return LinedUp(case, fault=NO_TIME)
         if case.recorded:
             view, rows = self.recorded[dataclasses.replace(case, knows="nothing")]
         else:
@@ -558,7 +568,8 @@ class Work:
             closeness[name] = float(
                 told.gain.nan_to_num(-99).mean()
             )  # decides where all of them know everything
-            if name in CLOSED and told.found.all():
+            # None finds more than all; of few images that may be chance.
+            if told.found.all() and (name in CLOSED or len(rows) >= TUNED_ON):
                 break
         best = next(iter(attacks))
         if tried:

@@ -51,7 +51,7 @@ def lined_up(model=None, **settings):
         cases_of(config, given=False),
         clock=settings.pop("clock", lambda: 0.0),
     )
-    return made.line_ups()
+    return made.line_ups(line_up.SHARE)
 
 
 def test_every_photograph_is_named_by_an_exact_gradient_whatever_the_policy():
@@ -199,7 +199,7 @@ def test_it_stays_within_its_time_and_says_what_it_had_no_time_for(monkeypatch, 
         cases_of(config, given=False),
         clock=clock,
     )
-    (told,) = made.line_ups()
+    (told,) = made.line_ups(line_up.SHARE)
     assert bool(told.images) == tried
     assert told.wanted == 30
     if tried:
@@ -207,8 +207,15 @@ def test_it_stays_within_its_time_and_says_what_it_had_no_time_for(monkeypatch, 
         assert all(told.named)
         assert (len(told.images) == 30) == (price < 0.01)
     else:
-        assert clock.now <= 2 * 2 * price  # two candidates, once, are how that is known
+        assert clock.now == pytest.approx(2 * price)  # two candidates are how that is known
         assert told.fault == "there was no time for it"
+        clock.now = 0.0
+        (told,) = made.line_ups(100.0)
+        assert told.fault == "there was no time for it"
+        monkeypatch.undo()
+        (told,) = made.line_ups(line_up.SHARE)  # it is quicker now
+        assert all(told.named)
+        assert len(told.images) == 30
 
 
 def test_labels_that_are_restored_are_not_lined_up_and_that_is_said():
@@ -220,6 +227,20 @@ def test_labels_that_are_restored_are_not_lined_up_and_that_is_said():
     assert report.line_up_sentence.endswith(f"was not tried: {told.fault}.")
     assert report.as_json()["line_ups"][1]["not_tried"] == told.fault
     assert f"Not tried: {told.case.title}" in html_page(report)
+
+
+def test_images_that_have_labels_take_no_others_and_say_what_the_server_knows():
+    images = photographs()
+    with pytest.raises(atslib.AtsError, match="have their labels"):
+        atsaudit.audit(linear(), images, images.labels)
+    with pytest.raises(atslib.AtsError, match="labels 'told' is unknown"):
+        atsaudit.audit(linear(), images, "told")
+    model = linear()
+    report = atsaudit.audit(
+        model, images, "restored", untrained=model, batch=1, attacked=8, steps=4
+    )
+    assert report.config.labels == "restored"
+    assert report.line_ups[1].fault
 
 
 def test_where_no_reconstruction_works_the_report_still_says_who_is_recognized(monkeypatch):
