@@ -46,7 +46,8 @@ class LinedUp:
         candidates: of each how many of its label were lined up.
         chance: of each how likely it is named by its label alone.
         wanted: how many photographs there were to be named.
-        by: what was compared, "features" (what the last layer got) or "gradients".
+        by: what was compared, "features" (what the last layer got; whole gradients where a label
+            repeats in a batch) or "gradients".
         seconds: that it took.
         fault: why it was not tried, a clause; "" where it was.
     """
