@@ -2,7 +2,8 @@
 or no.
 
 `config` says what is audited and which cases follow; `views` plays the clients of a case,
-`candidate_attacks` lists the attacks that are tried, `outcome` says what an attack has told of each
+`candidate_attacks` lists the attacks that are tried, `line_up` is a server that holds the
+photographs and needs none, `outcome` says what an attack has told of each
 image, `work` plans, tunes, attacks and goes on after an interrupt. `numbers` holds what came of it
 and the verdict, `page` writes both as one HTML file, `report` saves all. `run_audit` is what the
 function does, `sources` finds losses, weights and images that are named in the shell,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def audit(
     model: "nn.Module",
     images: "Tensor | np.ndarray | Images",
-    labels: "Tensor | np.ndarray | None" = None,
+    labels: "Tensor | np.ndarray | str | None" = None,
     *,
     untrained: "nn.Module | None" = None,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
@@ -53,7 +54,8 @@ def audit(
             those of a case; it is not changed.
         images: (N, C, H, W), uint8 or floats in [0, 1]; or `atslib.Images`, which have their
             labels. At least 12, and more where many share a gradient.
-        labels: (N,) class numbers, of a tensor or array of images.
+        labels: (N,) class numbers, of a tensor or array of images. Of `atslib.Images`, whether the
+            server knows them: "known" or "restored" from what is shared; None: known.
         untrained: the network before training; by default the same layers with new weights. The
             same object as `model` says that this one is untrained.
         normalize: mean and deviation of each channel where the network does not start with
@@ -66,14 +68,16 @@ def audit(
             gradient.
         policy: of the clients, such as "3-1-7+43-18-18".
         defense: of the clients beside the policy, such as "prune:0.7".
-        limit: share of images that may be found, such as 0.05.
+        limit: share of images that may be found, such as 0.05; `named_limit` is the same for a
+            server that holds the photographs and compares their gradients.
         budget: seconds into which the audit is planned; a very slow network can exceed them.
         folder: where it keeps its state; a killed audit goes on from there.
         class_names: for the report.
         progress: whether to show a bar with the remaining time.
         settings: further fields of `atsaudit.config.AuditConfig` by name.
     Returns:
-        The report: `.found`, the share of images found in the worst case, in [0, 1]; `.verdict`, in
+        The report: `.found`, the share of images found in the worst case, in [0, 1]; `.named`, the
+        share that a server names which holds them, None where that was not tried; `.verdict`, in
         words; `.rows`, one per case; `.save(folder)`, which writes report.html.
     Raises:
         AtsError: too few images, inputs that do not fit each other, or a network that cannot be
@@ -81,6 +85,8 @@ def audit(
     """
     from atsaudit.run_audit import audited
 
+    if isinstance(labels, str):
+        settings["labels"], labels = labels, None
     options = {
         "batch": batch,
         "local": local,

@@ -130,7 +130,8 @@ COMMAND = (
     ),
     option(
         "--limit",
-        help="such as 'found<=5%%'; exit status 0 within it, 3 above it, 4 cannot tell",
+        help="such as 'found<=5%%', or 'named<=5%%' for a server that holds the photographs; exit status 0 within it, 3 "
+        "above it, 4 cannot tell",
     ),
     option(
         "--budget",

@@ -19,6 +19,7 @@ from atslib.shell import check_out
 from atslib.weights import fill
 
 MOMENTUM = 0.9
+LIMITS = {"found": "limit", "named": "named_limit"}  # what `--limit` says → `AuditConfig`
 
 
 def audit(args: argparse.Namespace) -> int:
@@ -31,9 +32,11 @@ def audit(args: argparse.Namespace) -> int:
     if args.no_pictures:  # what was kept of each case holds reconstructions
         for kept in (args.out / "state").glob("case-*.safetensors*"):
             kept.unlink()
-    limit = "" if report.config.limit is None else f" (found at most {report.config.limit:.1%})"
     print(report.sentence)
-    print(f"{report.verdict}{limit}")
+    print(f"{report.line_up_sentence}{report.line_up_seconds}")
+    print(f"{report.verdict}{f' ({report.limits})' if report.limits else ''}")
+    if report.warning:
+        print(report.warning)
     for doubt in report.doubts if report.exit_code == 4 else ():
         print(doubt)
     print(file)
@@ -130,7 +133,7 @@ def settings_of(args: argparse.Namespace) -> dict:
         "batch_norm": args.batch_norm,
         "batch": batches(args.batch),
         "attacked": args.images,
-        "limit": limit_of(args.limit),
+        **limits_of(args.limit),
     }
     if args.update:
         return settings
@@ -156,15 +159,22 @@ def batches(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def limit_of(text: str | None) -> float | None:
-    """`"found<=5%"` or `"found<=0.05"` → 0.05."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*found\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
-    if not 0 < share < 1:
-        raise AtsError(f"--limit {text!r} must be a share that may be found, such as 'found<=5%'")
-    return share
+def limits_of(text: str | None) -> dict[str, float]:
+    """`"found<=5%"` or `"found<=0.05"` → {"limit": 0.05}; `"named<=5%"` → {"named_limit": 0.05};
+    both with a comma between them.
+    """
+    limits: dict[str, float] = {}
+    for part in (text or "").split(",") if text is not None else ():
+        match = re.fullmatch(r"\s*(found|named)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*", part, re.ASCII)
+        share = float(match[2]) / (100 if match[3] else 1) if match else 0.0
+        name = LIMITS[match[1]] if match else ""
+        if not 0 < share < 1 or name in limits:
+            raise AtsError(
+                f"--limit {text!r} must be a share that may be found, such as 'found<=5%', one that may be named by "
+                "comparing gradients, such as 'named<=5%', or both with a comma between them"
+            )
+        limits[name] = share
+    return limits
 
 
 def normalization_of(args: argparse.Namespace) -> tuple[list[float], list[float]] | None:

@@ -14,6 +14,8 @@ KNOWLEDGE = {
     "draws": "draws",
 }  # ours → `ThreatModel.defense`
 LEAST_IMAGES = 12
+# Settings that decide nothing but how long it may take, and what it is held against
+LEFT_OUT = ("limit", "named_limit", "budget")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,9 @@ class AuditConfig:
         pretrained: whether training starts from the given weights. Then the untrained network is
             only the control.
         limit: share of images that may be found, in (0, 1); None for no limit.
+        named_limit: share of images that a server may name that holds the candidates, in (0, 1);
+            None for no limit. Such a server can also compare what is rebuilt, so that no more may
+            be found either.
         attacked: how many images in each case; None: as many as the budget allows.
         steps: of each attack; None: as many as the budget allows.
         budget: seconds that the audit may take.
@@ -55,6 +60,7 @@ class AuditConfig:
     rounds: int = 1
     pretrained: bool = False
     limit: float | None = None
+    named_limit: float | None = None
     attacked: int | None = None
     steps: int | None = None
     budget: float = 600.0
@@ -87,12 +93,14 @@ class AuditConfig:
                 self.local.steps(size)
         if not self.budget > 0:
             raise AtsError(f"audit: budget={self.budget} must be above 0 seconds")
-        if self.limit is not None and not (
-            isinstance(self.limit, float | int) and 0 < self.limit < 1
-        ):
-            raise AtsError(
-                f"audit: limit={self.limit!r} must be a share above 0 and below 1, such as 0.05"
-            )
+        for name in ("limit", "named_limit"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, float | int) and 0 < value < 1):
+                raise AtsError(
+                    f"audit: {name}={value!r} must be a share above 0 and below 1, such as 0.05"
+                )
+        if self.named_limit is not None:
+            object.__setattr__(self, "limit", min(self.limit or 1.0, self.named_limit))
         if self.policy and not isinstance(Defense.parse(self.policy), Transformation):
             raise AtsError(
                 f"audit: policy {self.policy!r} is none; write it as 3-1-7, and the rest as a defense"
@@ -110,7 +118,7 @@ class AuditConfig:
         against.
         """
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if name not in ("limit", "budget")}
+        return {name: value for name, value in fields.items() if name not in LEFT_OUT}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,6 +242,8 @@ def not_tested(config: AuditConfig, cases: list[Case]) -> list[str]:
         "Attackers with a generative model of such photographs; they can do better than the attacks here.",
         "Text, tabular data, segmentation and detection.",
         "Membership inference, and what the finished model itself has memorized.",
+        "Servers that do not know whether the photograph is among theirs, or that hold one which is only like it: in "
+        "the line-up it is among the candidates, pixel for pixel.",
     ]
     if config.rounds == 1:
         sentences.append("Several updates on the same photographs (--rounds).")
@@ -249,6 +259,7 @@ def not_tested(config: AuditConfig, cases: list[Case]) -> list[str]:
         )
     if config.policy and any(case.images > 1 for case in cases):
         sentences.append(
-            "Servers that know the policy and see several images at once: the attack takes one image."
+            "Reconstructions by servers that know the policy and see several images at once: the attack takes one "
+            "image, the line-up any number."
         )
     return sentences

@@ -6,7 +6,9 @@ import io
 from PIL import Image
 from torch import Tensor
 
+from atsaudit import line_up
 from atsaudit.config import AuditConfig
+from atsaudit.line_up import LinedUp, LinedUpRow
 from atsaudit.work import Attacked, Plan
 from atslib.measures.intervals import lower_bound, needed, share_interval, upper_bound
 
@@ -120,6 +122,7 @@ class Numbers:
             nearly all of its gradient is in its last layers.
         mistaken: sentences on recorded updates that do not look like those of the photographs that
             are named behind them.
+        line_ups: what a server tells that holds the photographs, also of what could not be tried.
     """
 
     config: AuditConfig
@@ -136,6 +139,7 @@ class Numbers:
     repeat: str = ""
     faint: bool = False
     mistaken: tuple[str, ...] = ()
+    line_ups: tuple[LinedUp, ...] = ()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.sentence})"
@@ -170,7 +174,8 @@ class Numbers:
     def verdict(self) -> str:
         """One of `ABOVE`, `WITHIN`, `CANNOT_TELL` and `NO_LIMIT`.
 
-        Above: in some case the lower bound of the share found (95 %, one-sided) is above the limit.
+        Above: in some case the lower bound of the share found (95 %, one-sided) is above the limit,
+        or that of the share named in a line-up above the limit for that.
         Within: in every case the upper bound is at most the limit, and there are no `doubts`.
         Cannot tell: neither, or, where no limit was set, some doubt. No limit: none was set, and
         there is no doubt.
@@ -179,9 +184,131 @@ class Numbers:
         limit = self.config.limit
         if limit is not None and any(lower_bound(row.found, row.images) > limit for row in counted):
             return ABOVE
+        limit = self.config.named_limit
+        if limit is not None and any(_is_above(row, limit) for row in self._counted_line_ups):
+            return ABOVE
         if self.doubts:
             return CANNOT_TELL
-        return NO_LIMIT if limit is None else WITHIN
+        return NO_LIMIT if self.config.limit is None else WITHIN
+
+    @property
+    def named_rows(self) -> list[LinedUpRow]:
+        """Each line-up that was tried in numbers."""
+        return [line_up.row_of(each) for each in self.line_ups if not each.fault]
+
+    @property
+    def _counted_line_ups(self) -> list[LinedUpRow]:
+        return [row for row in self.named_rows if row.counts]
+
+    @property
+    def worst_line_up(self) -> LinedUpRow | None:
+        """Of the line-ups of cases that are held against the limit the one in which most
+        photographs are named; None where none of them was tried.
+        """
+        return max(self._counted_line_ups, key=lambda row: row.share, default=None)
+
+    @property
+    def named(self) -> float | None:
+        """Share of images that a server names which holds them, in the worst case, in [0, 1]; None
+        where that was not tried.
+        """
+        return self.worst_line_up and self.worst_line_up.share
+
+    @property
+    def line_up_sentence(self) -> str:
+        """What a server tells that holds the photographs, in one sentence."""
+        row = self.worst_line_up
+        if row is None:
+            faults = {each.fault: None for each in self.line_ups if each.fault and each.case.counts}
+            why = "; ".join(faults) or "none of the cases that the limit is for was lined up"
+            return (
+                f"Whether somebody recognizes them who holds the photographs was not tried: {why}."
+            )
+        if not row.works:
+            return (
+                "Somebody who holds the photographs and compares their gradients does not name more of them, beyond "
+                f"doubt, than by the label alone: {_named(row)}."
+            )
+        return (
+            "Somebody who holds the photographs recognizes them without rebuilding any, by comparing their gradients: "
+            f"{_named(row)}."
+        )
+
+    @property
+    def line_up_seconds(self) -> str:
+        """How long the line-ups took, in words behind that sentence; "" where none was tried."""
+        seconds = sum(each.seconds for each in self.line_ups)
+        return f" All line-ups took {seconds:.0f} s." if self.named_rows else ""
+
+    @property
+    def warning(self) -> str:
+        """What is to be said beside a limit that is kept; "" where nothing is.
+
+        The limit is on what attacks rebuild. A server that holds the photographs needs none.
+        """
+        row = self.worst_line_up
+        limit = self.config.limit
+        if self.verdict != WITHIN or self.config.named_limit is not None:
+            return ""
+        if row is None:
+            return "The limit is on what can be rebuilt; whether more can be named by comparing gradients is open."
+        if row.share <= limit:
+            return ""
+        sure = "" if _is_above(row, limit) else ", though of so few that this may be chance"
+        return (
+            f"The limit of {limit:.1%} is kept by what can be rebuilt, and NOT by somebody who holds the photographs: by "
+            f"comparing gradients {row.named} of {row.images} are named{sure}. 'named<=…' in the limit holds the audit to "
+            "that too."
+        )
+
+    @property
+    def limits(self) -> str:
+        """What may be found and named, in words; "" for no limit."""
+        each = (("found", self.config.limit), ("named", self.config.named_limit))
+        return ", ".join(f"{name} at most {value:.1%}" for name, value in each if value is not None)
+
+    @property
+    def named_doubts(self) -> list[str]:
+        """Why it cannot be relied on that few are named, where there is a limit for that."""
+        limit = self.config.named_limit
+        if limit is None:
+            return []
+        control = next((row for row in self.named_rows if row.control), None)
+        found = []
+        if control is None or not control.works or control.low <= limit:
+            said = (
+                "was not tried" if control is None else f"named {control.named} of {control.images}"
+            )
+            found.append(
+                f"On the positive control the line-up {said}; it has to name more than the limit there, beyond doubt, "
+                "before it shows anything that it names few elsewhere."
+            )
+        for each in self.line_ups:
+            if each.fault and each.case.counts:
+                found.append(f"{each.case.title}: no line-up was tried, because {each.fault}.")
+        if any(
+            each.case.counts and each.case.images > 1 and not each.fault for each in self.line_ups
+        ):
+            found.append(
+                "Where several photographs share a gradient, the line-up compares each candidate alone with all of it; who "
+                "looks for all of them at once may name more, so that it names few says little."
+            )
+        for row in self._counted_line_ups:
+            if row.share <= limit < upper_bound(row.named, row.images):
+                found.append(
+                    f"{row.title}: {row.named} of {row.images} named does not rule out more than {limit:.1%}; "
+                    f"at least {needed(limit)} photographs are needed for that, of which none is named."
+                )
+            if lower_bound(row.named, row.images) <= limit < row.share:
+                found.append(
+                    f"{row.title}: {row.named} of {row.images} named is more than {limit:.1%}, but of so few "
+                    "photographs that this may be chance; more photographs would decide it."
+                )
+            if row.chance >= limit:
+                found.append(
+                    f"By the label alone {row.chance:.1%} are named, which is no less than the limit."
+                )
+        return found
 
     @property
     def doubts(self) -> list[str]:
@@ -239,7 +366,7 @@ class Numbers:
                     found.append(
                         f"By the label alone {row.chance:.1%} are found, which is no less than the limit."
                     )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, *self.named_doubts]))
 
     @property
     def exit_code(self) -> int:
@@ -301,9 +428,12 @@ class Numbers:
         return {
             "format": FORMAT,
             "sentence": self.sentence,
+            "line_up_sentence": self.line_up_sentence,
+            "warning": self.warning,
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "found": self.found,
+            "named": self.named,
             "doubts": self.doubts,
             "among": "own class" if self.own_class else "all classes",
             "network": self.network,
@@ -314,6 +444,7 @@ class Numbers:
                 "tuned_on": self.plan.tuned_on,
             },
             "cases": cases,
+            "line_ups": [_line_up_as_json(each) for each in self.line_ups],
             "left_out": list(self.left_out),
             "not_tested": list(self.untested),
             "notes": [*filter(None, (self.silence,)), *self.notes],
@@ -326,6 +457,40 @@ def _said(row: Row) -> str:
         f"{row.title}: {row.found} of {row.images} photographs are recognized "
         f"({row.share:.0%} [{100 * row.low:.0f}, {100 * row.high:.0f}], chance {row.chance:.1%})"
     )
+
+
+def _named(row: LinedUpRow) -> str:
+    distances = ""
+    if row.own is not None and row.other is not None:
+        distances = (
+            f"; their own gradients are {row.own:.2g} away from what was shared, the nearest of the others "
+            f"{row.other:.2g} (medians, relative)"
+        )
+    return (
+        f"{row.named} of {row.images} are named among {row.candidates:.0f} of their label "
+        f"({row.share:.0%} [{100 * row.low:.0f}, {100 * row.high:.0f}], chance {row.chance:.1%}) in {row.title}"
+        f"{distances}"
+    )
+
+
+def _is_above(row: LinedUpRow, limit: float) -> bool:
+    return lower_bound(row.named, row.images) > limit
+
+
+def _line_up_as_json(told: LinedUp) -> dict[str, object]:
+    """A line-up without the time that it took, which differs from run to run."""
+    case = {"case": dataclasses.asdict(told.case)}
+    if told.fault:
+        return case | {"title": told.case.title, "not_tried": told.fault}
+    single = {
+        "image": told.images,
+        "named": told.named,
+        "own": [_finite(value) for value in told.own],
+        "other": [_finite(value) for value in told.other],
+        "candidates": told.candidates,
+    }
+    each = {name: list(values) for name, values in single.items()}
+    return case | dataclasses.asdict(line_up.row_of(told)) | {"each": each}
 
 
 def _finite(value: float) -> float | None:

@@ -46,11 +46,13 @@ class Pool:
     first: Tensor
 
     @classmethod
-    def of(cls, pixels: Tensor, labels: Tensor, attacked: Tensor) -> "Pool":
+    def of(
+        cls, pixels: Tensor, labels: Tensor, attacked: Tensor, first: Tensor | None = None
+    ) -> "Pool":
         """Candidates are of the own class where each class with an attacked image has enough
-        images.
+        images. `first` is what `one_photograph` says of them, where that is known.
         """
-        first = one_photograph(pixels)
+        first = one_photograph(pixels) if first is None else first
         kinds = torch.stack([labels, first], 1).unique(dim=0)[:, 0]
         sizes = torch.bincount(kinds, minlength=int(labels.max()) + 1)
         return cls(pixels, labels, bool((sizes[labels[attacked]] >= LEAST).all()), first)
@@ -160,7 +162,7 @@ def judge(
     made = reconstructed.detach().cpu().float()
     broken = ~made.flatten(1).isfinite().all(1)
     aligned = _aligned(made.nan_to_num().clamp(0, 1), truth, labels, restored.cpu(), case.images)
-    policy = "" if before else _policy(case)
+    policy = "" if before else policy_of(case)
     candidates, place = pool.candidates(rows)
     # One that diverged is grey, which is found nowhere. In a batch nobody could say whose it is.
     made = torch.where(broken.view(-1, 1, 1, 1), 0.5, aligned) if case.images == 1 else aligned
@@ -194,7 +196,8 @@ def ranks(made: Tensor, rows: Tensor, pool: Pool, policy: str) -> tuple[Tensor, 
     return order, torch.full_like(order, candidates.shape[1])
 
 
-def _policy(case: Case) -> str:
+def policy_of(case: Case) -> str:
+    """The policy of a case's defense as text; "" for none."""
     return next(
         (str(p) for p in Defense.parse(case.defense).parts if isinstance(p, Transformation)), ""
     )

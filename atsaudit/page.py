@@ -36,6 +36,9 @@ def page(report: Numbers, *, pictures: bool = True) -> str:
         keep_trailing_newline=True,
     )
     answer, tone = ANSWERS[report.verdict]
+    worst = report.worst_line_up
+    if report.warning:
+        tone = "open"
     rows = report.rows
     groups = {}
     for each in report.results:
@@ -45,6 +48,8 @@ def page(report: Numbers, *, pictures: bool = True) -> str:
         rows=rows,
         answer=answer,
         tone=tone,
+        lined_up=report.named_rows,
+        recognized=worst is not None and worst.works and report.verdict == CANNOT_TELL,
         config=report.config,
         limit=report.config.limit,
         local=report.config.local,

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from atsaudit.candidate_attacks import CLOSED
 from atsaudit.config import AuditConfig, Case, cases_of, not_tested
+from atsaudit.line_up import SHARE
 from atsaudit.named_photographs import named_wrongly
 from atsaudit.outcome import said_of_copies
 from atsaudit.report import AuditReport
-from atsaudit.work import Work
+from atsaudit.work import END, Work
 from atslib.checkpoints import fingerprint
 from atslib.clients.records import Recorded, client_mode, observed
 from atslib.clients.view import Observed, ThreatModel
@@ -198,6 +199,7 @@ def audited(
     mistaken = [
         named_wrongly(view, own, pixels, labels, stream, seconds) for view, own in recorded.values()
     ]
+    work.line_ups(SHARE)  # first: they take seconds, and need no attack that works
     plan, pool, results, left = work.run()
     notes = [words] if (words := said_of_copies(pixels)) else []
     if update is not None and config.victim == "train" and client_mode(update[0]) == "train":
@@ -244,6 +246,7 @@ def audited(
         repeat=repeat or _call(config, loss),
         faint=faint,
         mistaken=tuple(filter(None, (*contradictions, *mistaken))),
+        line_ups=work.line_ups(END),
     )
 
 
@@ -309,6 +312,8 @@ def images_of(
 ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Pixels (N, C, H, W) uint8, labels (N,) and the names of the classes."""
     if isinstance(images, Images):
+        if labels is not None:
+            raise AtsError("audit: atslib.Images have their labels; give no others beside them")
         return images.pixels.cpu(), images.labels.cpu(), tuple(class_names) or images.class_names
     images, labels = (
         torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in (images, labels)

@@ -26,6 +26,7 @@ from atsaudit.candidate_attacks import (
     seeks_before,
 )
 from atsaudit.config import LEAST_IMAGES, AuditConfig, Case
+from atsaudit.line_up import NO_TIME, LinedUp, Server, cases_of_line_up
 from atsaudit.outcome import Outcome, Pool, judge, one_photograph
 from atsaudit.views import Seen, moved_on, see
 from atslib.attacks import GradientMatching, reconstruct
@@ -162,7 +163,7 @@ class Work:
         )
         device = next(next(iter(networks.values())).parameters()).device
         order = torch.randperm(len(pixels), generator=rng(config.seed, "audit", "order"))
-        first = one_photograph(pixels)
+        self.first = first = one_photograph(pixels)
         for _, rows in self.recorded.values():  # what was shared is attacked, and tunes nothing
             order = order[~torch.isin(first[order], first[rows])]
         # A photograph counts once: two attacks on one are no two that are found or not.
@@ -197,6 +198,7 @@ class Work:
                     f"label {int(labels.max())} is outside 0..{classes - 1}, the network's classes"
                 )
         self.rounds: dict[str, list[nn.Module]] = {}
+        self.lined_up: dict[Case, LinedUp] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
         self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
@@ -208,7 +210,7 @@ class Work:
         self.plan = self._planned()
         chosen = self.free[: self.plan.images]
         attacked = torch.cat([chosen, *(rows for _, rows in self.recorded.values())])
-        self.pool = Pool.of(self.pixels, self.labels, attacked)
+        self.pool = Pool.of(self.pixels, self.labels, attacked, self.first)
         results = []
         left = []
         planned = 0.0
@@ -237,6 +239,66 @@ class Work:
                 planned += self._seconds(case, self.plan)
                 self._show(planned)
         return self.plan, self.pool, results, left
+
+    def line_ups(self, share: float) -> tuple[LinedUp, ...]:
+        """What a server tells that holds the photographs and compares their gradients, case by
+        case. Asked once more, it tries those for which there was no time.
+
+        Args:
+            share: of the budget that they may take together.
+        """
+        cases = cases_of_line_up(self.cases)
+        until = min(self._spent() + share, END)
+        untried = [
+            case
+            for case in cases
+            if case not in self.lined_up or self.lined_up[case].fault == NO_TIME
+        ]
+        for place, case in enumerate(untried):
+            own = (until - self._spent()) / (len(untried) - place)
+            self.lined_up[case] = self._lined_up(case, own * self.config.budget)
+        return tuple(self.lined_up[case] for case in cases)
+
+    def _lined_up(self, case: Case, seconds: float) -> LinedUp:
+        """The line-up of a case, kept or computed in about so many seconds."""
+        file = self.folder and self.folder / f"line-up-{fingerprint(case)}.json"
+        if file and file.exists():
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            if stored.pop("run") == self.name:
+                lists = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+                return LinedUp(case, **lists)
+        if seconds <= 0:
+            return LinedUp(case, fault=NO_TIME)
+        if case.recorded:
+            view, rows = self.recorded[dataclasses.replace(case, knows="nothing")]
+        else:
+            most = self.config.attacked or min(SIZES[0][0], self._remembered())
+            most = max(most, 2 * case.images)
+            rows = self.free[: min(most, len(self.free)) // case.images * case.images]
+
+        def shared(part: Tensor) -> Observed:
+            if case.recorded:
+                return view.take(slice(len(part) // case.images))
+            return self._seen(case, part, "attack").view
+
+        def rehearsed(part: Tensor) -> Observed:
+            return self._seen(dataclasses.replace(case, recorded=False), part, "tune").view
+
+        server = Server(
+            case=case,
+            see=shared,
+            rehearse=rehearsed,
+            pool=Pool.of(self.pixels, self.labels, rows, self.first),
+            optimizer=self.config.optimizer,
+            seconds=seconds,
+            clock=self.clock,
+        )
+        told = server.lined_up(rows, self.held[: max(TUNED_ON, case.images)])
+        if file and not told.fault:
+            fields = {field.name for field in dataclasses.fields(told)} - {"case"}
+            text = json.dumps({"run": self.name} | {name: getattr(told, name) for name in fields})
+            write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
+        return told
 
     def _show(self, planned: float) -> None:
         """Move the bar to what is done, in seconds of the plan."""
@@ -480,7 +542,7 @@ class Work:
         count = self.plan.tuned_on // case.images * case.images
         rows = self.held[:count]
         seen = self._seen(case, rows, "tune")
-        pool = Pool.of(self.pixels, self.labels, rows)
+        pool = Pool.of(self.pixels, self.labels, rows, self.first)
         run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], "tune")
         tried = {}
         closeness = {}
@@ -506,7 +568,8 @@ class Work:
             closeness[name] = float(
                 told.gain.nan_to_num(-99).mean()
             )  # decides where all of them know everything
-            if name in CLOSED and told.found.all():
+            # None finds more than all; of few images that may be chance.
+            if told.found.all() and (name in CLOSED or len(rows) >= TUNED_ON):
                 break
         best = next(iter(attacks))
         if tried:

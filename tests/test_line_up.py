@@ -97,6 +97,59 @@ def test_a_batch_of_distinct_labels_is_compared_by_the_row_of_each_label():
     assert found.guess.tolist() == OWN.tolist()
 
 
+def test_in_a_batch_labels_that_repeat_are_compared_by_gradients_and_the_others_by_features():
+    rows = [*(IMAGES.labels == IMAGES.labels[3]).nonzero().flatten()[:2].tolist(), 14]
+    candidates, own = atslib.own_class(IMAGES.labels, rows, most=6)
+    seen = atslib.observe(
+        network(),
+        IMAGES.pixels[rows] / 255,
+        IMAGES.labels[rows],
+        threat=atslib.ThreatModel(batch=3),
+    )
+    found = line_up(seen, IMAGES.pixels, candidates, crop_flip=False)
+    alone = line_up(seen, IMAGES.pixels, candidates, crop_flip=False, by="gradients")
+    assert torch.equal(found.distances[:2], alone.distances[:2])
+    assert found.guess[2] == own[2]
+    # Of the two the server names the two that come nearest.
+    assert set(found.distances[0].topk(2, largest=False).indices.tolist()) == set(own[:2].tolist())
+
+
+def test_networks_of_which_no_row_is_a_labels_own_are_compared_by_gradients():
+    class Twice(nn.Module):
+        """Its last layer gives one of its two scores, as a network of one logit does."""
+
+        def __init__(self):
+            super().__init__()
+            self.normalize = Normalize([0.5] * 3, [0.25] * 3)
+            self.layer = nn.Linear(3 * 32 * 32, 1)
+
+        def forward(self, images):
+            scores = self.layer(self.normalize(images).flatten(1))
+            return torch.cat([-scores, scores], 1)
+
+    torch.manual_seed(0)
+    model = Twice().eval()
+    rows = [int((IMAGES.labels == label).nonzero()[2]) for label in (0, 1)]
+    images, labels = IMAGES.pixels[rows] / 255, torch.tensor([0, 1])
+    threat = atslib.ThreatModel(batch=2)
+    seen = atslib.observe(model, images, labels, threat=threat)
+    candidates, _ = atslib.own_class(IMAGES.labels, rows, most=6)
+    found = line_up(seen, IMAGES.pixels, candidates, crop_flip=False)
+    alone = line_up(seen, IMAGES.pixels, candidates, crop_flip=False, by="gradients")
+    assert torch.equal(found.distances, alone.distances)
+    with pytest.raises(AtsError, match="a row of the last layer for each label, and it has 1"):
+        line_up(seen, IMAGES.pixels, candidates, crop_flip=False, by="features")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("by", ["features", "gradients"])
+def test_networks_of_other_precisions_are_compared_in_theirs(dtype, by):
+    images = sent("", crop_flip=False)[1].to(dtype)
+    seen = atslib.observe(network().to(dtype), images, LABELS)
+    found = line_up(seen, IMAGES.pixels, CANDIDATES, crop_flip=False, by=by)
+    assert found.guess.tolist() == OWN.tolist()
+
+
 def test_photographs_of_one_class_share_the_work_and_get_their_own_answers():
     rows = (IMAGES.labels == IMAGES.labels[3]).nonzero().flatten()[:2].tolist()
     candidates, own = atslib.own_class(IMAGES.labels, rows, most=6)

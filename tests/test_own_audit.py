@@ -562,6 +562,17 @@ def test_the_first_layer_is_read_only_where_it_is_linear_on_the_pixels():
 # --- the report --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("found", "tried"), [(16, 1), (15, 6)])
+def test_attacks_are_compared_until_one_finds_all(monkeypatch, found, tried):
+    def judged(*args, **options):
+        told = outcome.judge(*args, **options)
+        return dataclasses.replace(told, found=torch.arange(len(told.found)) < found)
+
+    monkeypatch.setattr(work, "judge", judged)
+    report = report_of(small(), attacked=2)
+    assert len(report.worst_case.tried) == tried
+
+
 def test_what_is_saved_can_be_read_again(tmp_path):
     report = report_of(limit=0.05)
     file = report.save(tmp_path / "audit")

@@ -27,6 +27,7 @@ from atslib.attacks.analytic import invert_linear, of_last_layer
 from atslib.clients.view import Observed, Update
 from atslib.data.images import to_images
 from atslib.errors import AtsError, check_kind, choose
+from atslib.gradients.inputs import first_parameter
 from atslib.gradients.problems import example_gradients, unflatten
 from atslib.models import before_last, fast_layout, last_linear
 from atslib.policies.differentiable import Form, forms
@@ -105,7 +106,8 @@ def line_up(
         policy: what the server knows of the client's policy; "" for none.
         crop_flip: whether clients crop (4 pixels of padding) and flip.
         by: "features" (what the last layer got) or "gradients" (whole ones); None takes features
-            where the network is in eval mode and ends in a linear layer with a bias.
+            where the network is in eval mode and ends in a linear layer with a bias, and of a batch
+            for the images whose label occurs once in it.
         same: relative distance at which a search stops.
         complete: try every image; then all `distances` are exact.
         most: images tried for a photograph at most; None for all.
@@ -123,10 +125,12 @@ def line_up(
     tries = _Tries(photographs, forms(parse_policy(policy)), crop_flip)
     rounds = []
     for update in seen.updates:
-        compare = _comparison(update, seen, by)
         rounds.append(
-            _searched(compare, labels, candidates, tries, same=same, complete=complete, most=most)
-        )
+            _searched(
+                _comparisons(update, seen, by), labels, candidates, tries,
+                same=same, complete=complete, most=most,
+            )
+        )  # fmt: skip
     distances = torch.stack([found.distances for found in rounds]).sum(0)
     told = distances.isfinite().any(1)
     guess = torch.where(told, distances.argmin(1), -1)
@@ -147,7 +151,7 @@ def _checked(seen: Observed, photographs: Tensor, candidates: Tensor) -> Tensor:
         raise AtsError(
             "line_up needs one known label for each image: ThreatModel(labels='known'), and no defense that mixes them"
         )
-    labels = seen.labels.flatten()
+    labels = seen.labels.flatten().cpu()
     if candidates.ndim != 2 or len(candidates) != len(labels) or candidates.is_floating_point():
         raise AtsError(
             f"line_up: candidates {tuple(candidates.shape)} must be rows, (B, K) with B = {len(labels)}"
@@ -193,6 +197,7 @@ def line_up_each(
             raise AtsError(
                 f"line_up_each: {len(each.updates)} rounds; it takes one, `line_up` several"
             )
+        _check_once(each, torch.arange(each.labels.numel()))
         targets.append(_observed_features(each.updates[0], each))
     if not seen:
         raise AtsError("line_up_each: seen is empty; give at least one gradient")
@@ -226,20 +231,43 @@ def line_up_each(
 Compare = Callable[[Tensor, Tensor], Tensor]
 
 
-def _comparison(update: Update, seen: Observed, by: str | None) -> Compare:
-    """How candidates' images are compared with an update."""
-    if by is None:
-        by = "features" if _has_features(update) else "gradients"
-    return _by_features(update, seen) if by == "features" else _by_gradients(update, seen)
+def _comparisons(update: Update, seen: Observed, by: str | None) -> list[tuple[Tensor, Compare]]:
+    """How candidates' images are compared with an update, and for which photographs, by number."""
+    rows = torch.arange(seen.labels.numel())
+    if by == "gradients" or (by is None and not has_features(update, seen)):
+        return [(rows, _by_gradients(update, seen))]
+    once = _once(seen).flatten() if by is None else torch.ones(len(rows), dtype=torch.bool)
+    ways = ((rows[once], _by_features), (rows[~once], _by_gradients))
+    return [(own, how(update, seen)) for own, how in ways if len(own)]
 
 
-def _has_features(update: Update) -> bool:
+def _once(seen: Observed) -> Tensor:
+    """(N, batch) of which images the label occurs once in its batch."""
+    labels = seen.labels.cpu()
+    return (labels[:, :, None] == labels[:, None]).sum(2) == 1
+
+
+@torch.no_grad()
+def has_features(update: Update, seen: Observed) -> bool:
     """Whether the network's last layer says what it got, and images can be run side by side."""
     try:
-        last_linear(update.model)
+        layer = last_linear(update.model)
     except AtsError:
         return False
-    return not _mixes(update) and sum(of_last_layer(update.model)) == 2
+    if _mixes(update) or sum(of_last_layer(update.model)) != 2:
+        return False
+    widths: list[tuple[int, ...]] = []
+    with before_last(update.model, lambda features: widths.append(tuple(features.shape))):
+        scores = update.model(_as_the_model(torch.zeros(1, *seen.shape), update.model))
+    if widths != [(1, layer.in_features)]:  # it runs on each token, say, or several times
+        return False
+    # In a batch each label has a row of its own only where the layer's outputs are the scores.
+    return seen.threat.batch == 1 or layer.out_features == scores.shape[1]
+
+
+def _as_the_model(images: Tensor, model: nn.Module) -> Tensor:
+    """Images where the network is and in its precision, as it runs fastest."""
+    return fast_layout(images.to(first_parameter(model)))
 
 
 def _mixes(update: Update) -> bool:
@@ -252,6 +280,7 @@ def _by_features(update: Update, seen: Observed) -> Compare:
     target = _observed_features(update, seen)
 
     def compare(images: Tensor, which: Tensor) -> Tensor:
+        _check_once(seen, which)
         return target.distances(_features(update.model, images), which)
 
     return compare
@@ -277,6 +306,17 @@ class _Target:
         return torch.where(silent[:, None], torch.inf, away / lengths[:, None])
 
 
+def _check_once(seen: Observed, which: Tensor) -> None:
+    """Raise `AtsError` where some of the photographs have a label that repeats in its batch."""
+    mixed = ~_once(seen)
+    if mixed.flatten()[which].any():
+        labels = seen.labels[mixed.any(1)][0]
+        raise AtsError(
+            f"line_up: labels {labels.tolist()} repeat in a batch, so no row of the last layer is one "
+            "image's own; use by='gradients'"
+        )
+
+
 def _observed_features(update: Update, seen: Observed) -> _Target:
     if _mixes(update):
         raise AtsError(
@@ -290,20 +330,19 @@ def _observed_features(update: Update, seen: Observed) -> _Target:
         )
     weight, bias = own
     if seen.threat.batch > 1:
-        for labels in seen.labels:
-            if len(labels.unique()) < len(labels):
-                raise AtsError(
-                    f"line_up: labels {labels.tolist()} repeat in a batch, so no row of the last layer is one "
-                    "image's own; use by='gradients'"
-                )
-        rows = seen.labels
+        rows = seen.labels.to(weight.device)
+        if int(rows.max()) >= weight.shape[1]:
+            raise AtsError(
+                f"line_up: by='features' needs a row of the last layer for each label, and it has {weight.shape[1]}; "
+                "use by='gradients'"
+            )
         weight = weight.gather(1, rows[..., None].expand(*rows.shape, weight.shape[2])).flatten(
             0, 1
         )[:, None]
         bias = bias.gather(1, rows).flatten()[:, None]
     silent = ~(bias != 0).any(1)
     bias = torch.where(silent[:, None], 1.0, bias)  # said in `silent`
-    return _Target(invert_linear(weight, bias), silent)
+    return _Target(_precise(invert_linear(weight, bias)).cpu(), silent.cpu())
 
 
 def _features(model: nn.Module, images: Tensor) -> Tensor:
@@ -311,12 +350,17 @@ def _features(model: nn.Module, images: Tensor) -> Tensor:
     made: list[Tensor] = []
 
     def keep(features: Tensor) -> None:
-        made.append(features.flatten(1))
+        made.append(_precise(features.flatten(1)).cpu())
 
     with before_last(model, keep):
         for part in images.split(CHUNK):
-            model(fast_layout(part))
+            model(_as_the_model(part, model))
     return torch.cat(made)
+
+
+def _precise(values: Tensor) -> Tensor:
+    """In single precision at least: in half of it nothing can be compared."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _by_gradients(update: Update, seen: Observed) -> Compare:
@@ -326,18 +370,18 @@ def _by_gradients(update: Update, seen: Observed) -> Compare:
     """
     observed = update.mean_gradients.repeat_interleave(seen.threat.batch, 0)
     labels = seen.labels.flatten()
-    silent = ~(observed != 0).any(1)
-    directions = F.normalize(observed, dim=1)
+    silent = ~(observed != 0).any(1).cpu()
+    directions = F.normalize(_precise(observed), dim=1)
+
+    def distances(images: Tensor, which: Tensor) -> Tensor:
+        images = _as_the_model(images, update.model)
+        label = labels[which[:1]].to(images.device).expand(len(images))
+        made = F.normalize(_precise(example_gradients(update.model, images, label)), dim=1)
+        return torch.cdist(directions[which.to(made.device)], made, compute_mode=EXACT).cpu()
 
     def compare(images: Tensor, which: Tensor) -> Tensor:
-        label = labels[which[:1]]
-        parts = [
-            F.normalize(example_gradients(update.model, part, label.expand(len(part))), dim=1)
-            for part in images.split(32)
-        ]
-        away = torch.cat(
-            [torch.cdist(directions[which], part, compute_mode=EXACT) for part in parts], 1
-        )
+        # Some at a time: of a large network few gradients fit in memory.
+        away = torch.cat([distances(part, which) for part in images.split(32)], 1)
         return torch.where(silent[which, None], torch.inf, away)
 
     return compare
@@ -409,7 +453,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 
 
 def _searched(
-    compare: Compare,
+    comparisons: list[tuple[Tensor, Compare]],
     labels: Tensor,
     candidates: Tensor,
     tries: _Tries,
@@ -422,13 +466,15 @@ def _searched(
     image that is tried for one is compared with the gradients of all.
     """
     result = _nothing_tried(*candidates.shape)
-    groups = torch.cat([labels[:, None], candidates], 1).unique(dim=0, return_inverse=True)[1]
-    for group in range(int(groups.max()) + 1):
-        which = (groups == group).nonzero().squeeze(1)
-        away = _away(compare, which, candidates[which[0]], tries, same, complete, most)
-        tried = ~away[0].isnan()
-        _enter(result, which, away.where(~away.isnan(), torch.inf), tries)
-        result.tried[which] = int(tried.sum())
+    for photographs, compare in comparisons:
+        known = torch.cat([labels[:, None], candidates], 1)[photographs]
+        groups = known.unique(dim=0, return_inverse=True)[1]
+        for group in range(int(groups.max()) + 1):
+            which = photographs[groups == group]
+            away = _away(compare, which, candidates[which[0]], tries, same, complete, most)
+            tried = ~away[0].isnan()
+            _enter(result, which, away.where(~away.isnan(), torch.inf), tries)
+            result.tried[which] = int(tried.sum())
     return result
 
 
