@@ -192,6 +192,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays until the end: the garbage collector, which goes through
+    all that it knows for each file of tests, need not look at it again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items):
     """A cell that nbval runs is of a notebook. Jupyter's own libraries warn, at import and at exit,
     of what they will change.

@@ -108,14 +108,15 @@ def test_photographs_of_one_class_share_the_work_and_get_their_own_answers():
 
 
 def test_several_gradients_of_the_same_photographs_are_compared_as_each_alone():
+    policy = "1+0"  # of three forms
     seen = [
-        seen_of(sent(HYBRID, seed=1)[1]),
+        seen_of(sent(policy, seed=1)[1]),
         seen_of(sent("", seed=2)[1], defense="gaussian:0.01", rng=atslib.rng(3)),
         seen_of(sent("", seed=4)[1], threat=atslib.ThreatModel(batch=3)),
     ]
-    together = line_up_each(seen, IMAGES.pixels, CANDIDATES, HYBRID)
+    together = line_up_each(seen, IMAGES.pixels, CANDIDATES, policy)
     for each, found in zip(seen, together, strict=True):
-        alone = line_up(each, IMAGES.pixels, CANDIDATES, HYBRID, complete=True)
+        alone = line_up(each, IMAGES.pixels, CANDIDATES, policy, complete=True)
         torch.testing.assert_close(found.distances, alone.distances)
         assert torch.equal(found.guess, alone.guess)
         assert torch.equal(found.tried, alone.tried)
