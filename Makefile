@@ -39,7 +39,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($(CORES) + $(MORE))
 	$(BIN)/python atsbook/report/warm_kernels.py $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: MORE = 0
 test: lint
-	$(PYTEST) -p no:nbval -m "not (notebook or browser or federated or alone or process or slow or hours)"
+	$(PYTEST) -p no:nbval -m "not (notebook or book or browser or federated or alone or process or slow or hours)"
 
 # Every notebook, browsers, federations, killed processes and long trainings besides, and at the end, one at a time, those
 # that start servers of Flower and Ray: Ray gives its own processes 15 seconds. Not what takes an hour, which is

@@ -205,6 +205,18 @@ def pytest_collection():
         gc.enable()
 
 
+# Files of tests that are of the book alone
+BOOK = {
+    f"test_{name}.py"
+    for name in (
+        "advice", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
+        "defended", "details", "effects", "figures", "general_leakage", "history", "inverting", "leaking", "learned",
+        "one_cell", "outcomes", "pages", "picked", "regimes", "rekey", "report", "rules", "score_pages", "shown",
+        "svg", "sweep", "switches", "transformations", "widgets",
+    )
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
     """A cell that nbval runs is of a notebook. Jupyter's own libraries warn, at import and at exit,
     of what they will change.
@@ -213,6 +225,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("notebook")
+        if item.path.name in BOOK:
+            item.add_marker("book")
         if item.get_closest_marker("jupyter"):
             item.add_marker(pytest.mark.filterwarnings(*ignored))
 
