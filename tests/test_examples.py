@@ -24,6 +24,7 @@ def run(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.slow
 def test_a_network_is_trained_and_attacked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trained = run("train")

@@ -110,7 +110,7 @@ def torchvision_network(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet18",
+        pytest.param("resnet18", marks=pytest.mark.slow),
         "mobilenet_v3_small",
         pytest.param("googlenet", marks=pytest.mark.slow),
         pytest.param("efficientnet_b0", marks=pytest.mark.slow),
