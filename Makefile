@@ -32,18 +32,23 @@ check: .venv/.ready
 	$(BIN)/python -m atsbook report --check $(if $(JOBS),--jobs $(JOBS))
 
 # What must hold at every change: linter, oracles and laws, statistics, store, three notebooks at their smallest.
-# One process a core with one thread each, and two more, since many tests wait for other processes. Files go in the
-# order of their names: by default those of few tests, which are often the longest, would all come at the end.
-PYTEST = OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$((`$(BIN)/python -c "import os; print(os.cpu_count())"` + 2)) \
+# One process a core with one thread each; in `test-all` two more, since many of its tests wait for other processes. Where a
+# test has two threads, one that waits for the other takes no processor. Files go in the order of their names: by default
+# those of few tests, which are often the longest, would all come at the end.
+CORES = `$(BIN)/python -c "import os; print(os.cpu_count())"`
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($(CORES) + $(MORE))) \
 	$(BIN)/python atsbook/report/warm_kernels.py $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: MORE = 0
 test: lint
-	$(PYTEST) -m "not (notebook or browser or federated or alone or slow or hours)"
+	$(PYTEST) -p no:nbval -m "not (notebook or book or browser or federated or alone or process or slow or hours)"
 
 # Every notebook, browsers, federations, killed processes and long trainings besides, and at the end, one at a time, those
 # that start servers of Flower and Ray: Ray gives its own processes 15 seconds. Not what takes an hour, which is
-# `.venv/bin/python -m pytest -m hours`: each page with each of its parameters at another value.
+# `.venv/bin/python -m pytest -m hours`: each page with each of its parameters at another value. The three notebooks that
+# a test executes by itself are not run a second time.
+test-all: MORE = 2
 test-all: lint
-	$(PYTEST) --nbval -m "not (alone or hours)"
+	$(PYTEST) --nbval $(addprefix --ignore=notebooks/,steps.ipynb regimes.ipynb ext4_hidden_details.ipynb) -m "not (alone or hours)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "alone and not hours"
 
 lint: .venv/.ready

@@ -367,9 +367,12 @@ class Work:
                 f"{self.folder} holds the state of another audit, which is begun anew", stacklevel=2
             )
         per_step = {str(case.group): self._measured(case) for case in self._groups()}
-        for case in self._groups():  # twice, since at one moment or the other the machine is busy
-            self._measure_again(case, per_step)
         plan = self._fitting(per_step)
+        if plan != self._at_size(SIZES[0], per_step):
+            # Less than all fits: once more, since at one moment or the other the machine is busy.
+            for case in self._groups():
+                self._measure_again(case, per_step)
+            plan = self._fitting(per_step)
         if file:
             text = json.dumps({"run": self.name} | dataclasses.asdict(plan), indent=1)
             write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
@@ -416,18 +419,10 @@ class Work:
         return self.clock() - began
 
     def _fitting(self, per_step: dict[str, float]) -> Plan:
-        most = len(self.free)
-        fitting = self._remembered()
         # Measuring has taken time, as has the first run of a network.
         left = max(0.0, min(RESERVE, END - self._spent())) * self.config.budget
-        for images, steps, tuned_on, compared in SIZES:
-            plan = self._sized(
-                min(self.config.attacked or min(images, fitting), most),
-                self.config.steps or steps,
-                tuned_on,
-                compared,
-                per_step,
-            )
+        for size in SIZES:
+            plan = self._at_size(size, per_step)
             if plan.fits(left):
                 return plan
         slowest = self._one(self.cases[0], 1)
@@ -435,6 +430,13 @@ class Work:
         if self.config.steps or steps >= plan.steps:
             return plan
         return self._sized(plan.images, steps, plan.tuned_on, plan.compared, per_step)
+
+    def _at_size(self, size: tuple[int, int, int, int], per_step: dict[str, float]) -> Plan:
+        """The plan at one of `SIZES`, as far as images and memory reach."""
+        images, steps, tuned_on, compared = size
+        images = self.config.attacked or min(images, self._remembered())
+        steps = self.config.steps or steps
+        return self._sized(min(images, len(self.free)), steps, tuned_on, compared, per_step)
 
     def _remembered(self) -> int:
         """How many gradients, and what is made of them, fit in the memory that an attack may take."""

@@ -192,6 +192,31 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays until the end: the garbage collector, which goes through
+    all that it knows for each file of tests, need not look at it again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+# Files of tests that are of the book alone
+BOOK = {
+    f"test_{name}.py"
+    for name in (
+        "advice", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
+        "defended", "details", "effects", "figures", "general_leakage", "history", "inverting", "leaking", "learned",
+        "one_cell", "outcomes", "pages", "picked", "regimes", "rekey", "report", "rules", "score_pages", "shown",
+        "svg", "sweep", "switches", "transformations", "widgets",
+    )
+}  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
     """A cell that nbval runs is of a notebook. Jupyter's own libraries warn, at import and at exit,
     of what they will change.
@@ -200,6 +225,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("notebook")
+        if item.path.name in BOOK:
+            item.add_marker("book")
         if item.get_closest_marker("jupyter"):
             item.add_marker(pytest.mark.filterwarnings(*ignored))
 

@@ -1,8 +1,13 @@
 """Small pages to test with: a notebook of one short attack for each policy."""
 
-import nbformat
+import sys
 
-from atsbook.runs.study import Study
+# See `atsbook.report.start_papermill`; what pytest has imported before stays as it is.
+sys.modules.setdefault("rfc3987_syntax", None)
+
+import nbformat  # noqa: E402
+
+from atsbook.runs.study import Study  # noqa: E402
 
 PAGE = """
 from atsbook.findings.result import Verdict

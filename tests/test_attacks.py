@@ -1041,7 +1041,7 @@ def test_smooth_images_are_found_better_than_by_a_flat_grey_guess():
     assert (run.cost < 0.1 * run.trace[0]).all()
 
 
-@pytest.mark.parametrize("name", ["lenet", "convnet-16"])
+@pytest.mark.parametrize("name", ["lenet", pytest.param("convnet-16", marks=pytest.mark.slow)])
 def test_the_annealed_preset_finds_more_in_the_same_steps(name):
     ours, plain = ATTACKS[f"annealed-{name.split('-')[0]}"], ATTACKS["adam-cosine"]
     annealed, usual = (

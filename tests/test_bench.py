@@ -74,6 +74,7 @@ def test_the_table_names_the_machine_and_has_the_peers_below(tmp_path):
     assert "| P (AVX512, bf16), 1 thread | lenet | 8 | 4.0 | 10.0 | 2.5 (n = 1) |" in peers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v3_small@32", "vit@16"])
 def test_networks_of_others_are_measured_against_the_plain_loop_too(name):
     speed = bench.attack(name, 2, repeats=1)

@@ -72,6 +72,7 @@ def test_the_audit_of_the_library_goes_on_working_and_says_where_it_went(options
     )
 
 
+@pytest.mark.process
 def test_the_audit_of_the_library_takes_the_options_of_its_process(tmp_path):
     out = tmp_path / "file"
     out.touch()
@@ -82,6 +83,7 @@ def test_the_audit_of_the_library_takes_the_options_of_its_process(tmp_path):
     assert done.stderr.endswith(f"error: --out {out} is a file, give a folder\n")
 
 
+@pytest.mark.process
 def test_the_library_is_imported_without_torch_and_every_public_name_when_it_is_used():
     code = """
 import sys, atslib
@@ -283,6 +285,7 @@ def test_a_damaged_part_of_a_search_is_made_again(tmp_path, capsys):
     assert "is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
     """A limit on the size of files stands in for the disk: the same refusal comes from the system."""
     code = """
@@ -333,6 +336,7 @@ def test_a_place_in_the_way_of_one_of_the_results_is_refused_before_any_work(tmp
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_path):
     folder = tmp_path / "Füße"
@@ -350,6 +354,7 @@ def test_a_folder_in_any_spelling_is_searched_under_any_locale(environment, tmp_
     assert len(load_policies(tmp_path / "ü.json")) == 1
 
 
+@pytest.mark.process
 def test_the_library_alone_is_enough_for_a_search(tmp_path):
     """As from a wheel, without the book, pandas and matplotlib."""
     options = (

@@ -47,6 +47,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_kept_memory_is_not_fetched_again_page_by_page():
     counts = {}

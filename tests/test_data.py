@@ -100,6 +100,7 @@ def made_up(counts):
 # --- Real files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # to decode 50,000 images
 @needs("cifar100_train.npz")
 def test_cifar100_train_has_its_known_labels_and_moments_and_loads_from_cache_within_a_second(
     monkeypatch,

@@ -42,20 +42,21 @@ PLAIN = "plain"
 BARE = "no crop, no flip"
 
 
-@pytest.fixture
-def asked(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def asked(few_images, tmp_path_factory):
     """What the notebook's cells ask for at laptop, without the tuned policy; nothing is computed."""
-    monkeypatch.setenv("ATS_STORE", str(tmp_path))
     space = {"profile": "laptop", "dataset": "shapes", "images": 9, "steps": None, "seed": None}
     space |= {"Study": Study, "replace": dataclasses.replace, "ATTACKS": ATTACKS}
     space |= {"ThreatModel": ThreatModel, "TrainConfig": TrainConfig, "Undone": Undone}
     space |= {"BothImages": BothImages, "KeptEntries": KeptEntries}
     space |= {"KnownFeatures": KnownFeatures, "ThroughPolicy": ThroughPolicy}
     space |= {"LEAST_KIND": LEAST_KIND, "REGIMES": REGIMES}
-    exec(cell(PAGE, "DEFENSES = {"), space)
-    exec(cell(PAGE, "def attackers("), space)
-    space["untrained"] = space["study"].network("relunet")
-    exec(cell(PAGE, "networks = {}"), space)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATS_STORE", str(tmp_path_factory.mktemp("asked")))
+        exec(cell(PAGE, "DEFENSES = {"), space)
+        exec(cell(PAGE, "def attackers("), space)
+        space["untrained"] = space["study"].network("relunet")
+        exec(cell(PAGE, "networks = {}"), space)
     return space
 
 

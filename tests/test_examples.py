@@ -24,6 +24,7 @@ def run(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.slow
 def test_a_network_is_trained_and_attacked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trained = run("train")
@@ -37,6 +38,7 @@ def test_a_network_is_trained_and_attacked(tmp_path, monkeypatch, capsys):
     assert [line.split(":")[0] for line in rest] == [f"image {number}" for number in range(4)]
 
 
+@pytest.mark.slow  # to trace one takes seconds
 def test_an_attack_is_written_for_a_page(tmp_path, monkeypatch, exported):
     monkeypatch.chdir(tmp_path)
     run("export_attack")

@@ -208,7 +208,7 @@ def test_bits_of_a_certain_server_are_log2_of_the_candidates_and_of_an_ignorant_
     assert fit_temperature(flat, truth) == math.inf
 
 
-@pytest.mark.parametrize("forms_tried", [1, 4])
+@pytest.mark.parametrize("forms_tried", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_bits_under_chance_are_none_in_the_mean(forms_tried):
     """200 cells of 40 images whose similarities are noise: the mean is 0 or a little below, never
     above.

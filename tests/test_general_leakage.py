@@ -4,6 +4,7 @@ on made-up ones.
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 
@@ -27,24 +28,27 @@ PAGE = "ext7_general_leakage"
 ASKS = ("label_runs = {}", "elsewhere = {}", "attack_runs = {}", "yin = ", "draws = {")
 
 
-@pytest.fixture
-def asked(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
     """A function that gives what the notebook's cells ask for, by name; nothing is computed."""
-    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+    store = tmp_path_factory.mktemp("asked")
 
+    @functools.cache
     def space(dataset=None):
         space = {"profile": "laptop", "dataset": dataset, "seed": None, "Study": Study}
         space |= {"replace": dataclasses.replace, "ATTACKS": ATTACKS, "TrainConfig": TrainConfig}
         space |= {"Batches": Batches, "BatchUnit": BatchUnit, "LabelUnit": LabelUnit}
         space |= {"LocalTraining": LocalTraining}
-        for words in ASKS:
-            exec(cell(PAGE, words), space)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ATS_STORE", str(store))
+            for words in ASKS:
+                exec(cell(PAGE, words), space)
         return space
 
     return space
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def units(asked):
     """Every unit by table, setting, data set and size of the batches."""
     space = asked()

@@ -65,9 +65,9 @@ def test_the_guess_is_the_mean_of_the_own_images_after_the_draw_of_each_image(
 
 def test_who_knows_the_draw_guesses_better(train):
     test = load("shapes", "test")
-    rows = slice(0, 200)
+    rows = slice(0, 60)
     for policy in ("", "3-1-7", HYBRID):
-        drawn = draw(200, policy, rng=rng(2))
+        drawn = draw(60, policy, rng=rng(2))
         truth = drawn.apply(test.pixels[rows]) / 255
         blind = mean_prepared(train.pixels, policy, rng=rng(0)).expand_as(truth)
         told = guess_knowing_draw(drawn, train.pixels, most=100)

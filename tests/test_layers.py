@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import torchvision
 from checks import plain_gradient, refused
 from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from atslib.clients.observe import ThreatModel, observe
 from atslib.gradients.problems import flatten, per_example, problem_gradients, vmapped
@@ -174,13 +175,13 @@ def seasoned(model):
 
 
 @pytest.fixture(scope="module")
-def resnet18():
-    """torchvision's network with plain BatchNorm2d and MaxPool2d, float64; four images with a flat
+def resnet():
+    """torchvision's ResNet, a block a stage, with plain BatchNorm2d and MaxPool2d, float64; four images with a flat
     area, labels.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        body = torchvision.models.resnet18(num_classes=10)
+        body = torchvision.models.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)
     pixels = torch.rand(4, 3, 32, 32, generator=rng(1), dtype=torch.float64)
     pixels[:, :, 10:22] = 0
     model = nn.Sequential(Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), body)
@@ -223,9 +224,9 @@ def statistics_of(model, images):
 
 
 @pytest.fixture(scope="module")
-def by_loop(resnet18):
+def by_loop(resnet):
     """The gradients of two pairs of images by a plain loop, for each mode of the network, (2, P)."""
-    model, pixels, labels = resnet18
+    model, pixels, labels = resnet
     pairs = list(zip(pixels.split(2), labels.split(2), strict=True))
     rows = {
         mode: [plain_gradient(twin(model, mode), *pair).detach() for pair in pairs]
@@ -236,8 +237,8 @@ def by_loop(resnet18):
 
 @pytest.mark.parametrize("batch_norm", ["known", "unknown"])
 @pytest.mark.parametrize("victim", ["eval", "train"])
-def test_plain_batch_norm_follows_the_threat_model(resnet18, by_loop, victim, batch_norm):
-    model, pixels, labels = resnet18
+def test_plain_batch_norm_follows_the_threat_model(resnet, by_loop, victim, batch_norm):
+    model, pixels, labels = resnet
     before = {name: value.clone() for name, value in model.state_dict().items()}
     seen = observe(
         model, pixels, labels, threat=ThreatModel(victim=victim, batch_norm=batch_norm, batch=2)
@@ -344,9 +345,9 @@ def test_normalizations_with_other_running_statistics_are_refused(norm, victim):
         observe(small(norm), pixels, torch.tensor([0, 1]), threat=ThreatModel(victim=victim))
 
 
-def test_batch_statistics_of_one_value_are_refused(resnet18):
+def test_batch_statistics_of_one_value_are_refused(resnet):
     with refused("got 1 value per channel"):
-        observe(*resnet18, threat=ThreatModel(victim="train"))
+        observe(*resnet, threat=ThreatModel(victim="train"))
 
 
 def test_a_network_that_would_update_its_statistics_is_refused():

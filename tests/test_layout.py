@@ -182,6 +182,7 @@ def test_in_the_book_imports_point_down():
     assert upwards([name for name in FILES if name.startswith("atsbook.")], BOOK, "atsbook.") == {}
 
 
+@pytest.mark.process
 def test_the_library_runs_without_pandas_matplotlib_and_the_other_packages():
     without = ["pandas", "matplotlib", *PACKAGES[1:]]
     code = (

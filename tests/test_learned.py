@@ -46,6 +46,7 @@ def test_a_correction_begins_as_the_identity_at_every_size(channels, size):
     assert torch.equal(Correction(channels, 4)(images), images)
 
 
+@pytest.mark.slow
 def test_it_learns_what_brings_its_inputs_back():
     targets = to_images(load("shapes", "train").pixels[:60])
     inputs = 0.3 + 0.4 * targets.roll(2, -2)  # paler, and moved down

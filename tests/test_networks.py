@@ -108,7 +108,14 @@ def torchvision_network(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "mobilenet_v3_small", "googlenet", "efficientnet_b0", "vit"]
+    "name",
+    [
+        pytest.param("resnet18", marks=pytest.mark.slow),
+        "mobilenet_v3_small",
+        pytest.param("googlenet", marks=pytest.mark.slow),
+        pytest.param("efficientnet_b0", marks=pytest.mark.slow),
+        "vit",
+    ],
 )
 def test_networks_of_torchvision_share_torchs_gradient_and_can_be_attacked(name):
     model, side = torchvision_network(name)

@@ -264,10 +264,9 @@ def alone(tmp_path, monkeypatch):
     return execute
 
 
-# Three that are quick at this size: scores, attacks, and both of one network. `pytest --nbval` runs all.
+# Three that are quick at this size; `pytest --nbval` runs the others.
 SMOKE = [
-    ROOT / "notebooks" / f"{page}.ipynb"
-    for page in ("steps", "claim7_correlation", "ext4_hidden_details")
+    ROOT / "notebooks" / f"{page}.ipynb" for page in ("steps", "regimes", "ext4_hidden_details")
 ]
 
 

@@ -134,6 +134,7 @@ OPERATIONS = {
     operation: [index for index, (name, _) in sorted(PILLOW.items()) if name == operation]
     for operation in sorted({name for name, _ in PILLOW.values()})
 }
+REAL = ["cifar100_test", pytest.param("tinyimagenet_val", marks=pytest.mark.slow), "fmnist_test"]
 SIZES = [(8, 12), (17, 9), (28, 28), (32, 32), (64, 48), (1, 5), (5, 1), (2, 2)]
 
 
@@ -152,14 +153,14 @@ def test_operation_equals_pillow(operation):
 
 @pytest.mark.data
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("name", ["cifar100_test", "tinyimagenet_val", "fmnist_test"])
+@pytest.mark.parametrize("name", REAL)
 def test_operation_equals_pillow_on_real_images(name, operation):
     for index in sorted({*OPERATIONS[operation]} & {*DISTINCT}):
         compare(index, real(name), pil_images(name))
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", ["cifar100_test", "tinyimagenet_val", "fmnist_test"])
+@pytest.mark.parametrize("name", REAL)
 def test_repeated_operations_equal_their_first_on_real_images(name):
     """With the test above, this makes all 50 operations exact on the real images."""
     pixels = real(name)[:100]

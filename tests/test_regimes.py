@@ -1,6 +1,7 @@
 """Networks along their training, and the page that asks when a photograph is found."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pandas as pd
@@ -110,16 +111,22 @@ def test_the_published_change_is_the_smaller_of_both(rule):
     assert rule["PUBLISHED"] == pytest.approx(changes[changes.abs().idxmin()])
 
 
-@pytest.fixture
-def asked(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
     """A function that gives what the notebook asks for: its attacks, those on crossed networks and
     those by the paper, each by its key; nothing is computed.
     """
-    monkeypatch.setenv("ATS_STORE", str(tmp_path))
+    store = tmp_path_factory.mktemp("asked")
     space = {"dataset": None, "images": None, "steps": None, "seed": None, "Study": Study}
     space |= {"STAGES": STAGES, "TrainConfig": TrainConfig, "training_steps": training_steps}
 
+    @functools.cache
     def units(profile="laptop"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ATS_STORE", str(store))
+            return run(profile)
+
+    def run(profile):
         space["profile"] = profile
         exec(cell("regimes", "STRONGEST = {"), space)
         loop = cell("regimes", "def network(")

@@ -188,6 +188,7 @@ def published(root, executed, monkeypatch):
     return root
 
 
+@pytest.mark.notebook
 @pytest.mark.jupyter
 def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(published, store):
     before = {file: file.read_bytes() for file in published.rglob("*") if file.is_file()}
@@ -197,6 +198,7 @@ def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(publishe
         assert file.read_bytes() == data, file
 
 
+@pytest.mark.notebook
 @pytest.mark.jupyter
 def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_names_both(
     published, store, capsys
@@ -217,6 +219,7 @@ def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_name
     assert verdict.startswith("steps, result.json: committed “")
 
 
+@pytest.mark.notebook
 @pytest.mark.jupyter
 def test_tables_are_left_as_they_are_where_only_last_digits_differ(published, store):
     (file,) = published.glob("results/steps/*/attacks.csv.gz")
@@ -252,6 +255,7 @@ def test_a_page_names_the_tables_that_are_kept(tmp_path, monkeypatch):
     assert kept.digest != again.digest
 
 
+@pytest.mark.notebook
 @pytest.mark.jupyter
 def test_a_report_writes_beside_what_is_committed_and_says_what_differs_and_by_how_much(
     published, store

@@ -225,6 +225,7 @@ def test_a_trained_network_of_ones_own_is_kept_under_its_source(study):
     assert "class Small" in study.store.facts(network.unit)["config"]["build"]
 
 
+@pytest.mark.process
 def test_what_a_notebook_defines_reaches_workers(study, capsys):
     study.jobs = 1  # in a process of its own, however little it is
     network = study.network(Small)

@@ -96,6 +96,7 @@ def test_a_page_is_a_notebook(monkeypatch, tmp_path):
     assert len([path for path, _ in Store().entries() if path.parent.name == "attack"]) == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("statement", ["import torchvision", "from torchvision import transforms"])
 def test_torchvision_can_be_imported_after_this_library_whatever_its_build(statement):
     code = f"import atslib; {statement}; import torchvision; print(torchvision.models.resnet18(num_classes=3).fc)"

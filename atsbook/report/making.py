@@ -21,6 +21,7 @@ from atsbook.texts.audited import insert_audits
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atsbook.texts.history import history
+from atsbook.texts.measured_beside_published import coverage
 from atsbook.texts.one_cell import insert_one_cell
 from atsbook.texts.speed import cost_line, speed_table, steps_table
 from atsbook.texts.start import start
@@ -142,7 +143,7 @@ def publish_answers(root: Path, evidence: Path | None = None) -> None:
         ),
         book / "should_i.md": advice(results),
         book / "honest.md": history(results, evidence),
-        book / "coverage.md": coverage_page(results),
+        book / "coverage.md": coverage_page(coverage(results)),
         book / "audit.md": audit_page(results),
     }
     for file, text in made.items():

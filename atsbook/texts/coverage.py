@@ -3,12 +3,11 @@ stands, or why not.
 """
 
 import re
-from pathlib import Path
 
 import pandas as pd
 
 from atsbook.findings.compare import SOURCES
-from atsbook.texts.measured_beside_published import Twin, coverage
+from atsbook.texts.measured_beside_published import Twin
 
 TITLES = SOURCES | {"leakage": "general deep leakage"}
 WORDS = (
@@ -39,11 +38,13 @@ images behind a mean. For ImageNet stands Tiny ImageNet, or CIFAR-100. Compare d
 """
 
 
-def coverage_page(results: Path) -> str:
+def coverage_page(rows: pd.DataFrame) -> str:
     """The page in Markdown: a summary by table, the reasons, and a dropdown with the rows of each
     table.
+
+    Args:
+        rows: from `coverage`.
     """
-    rows = coverage(results)
     groups = list(rows.groupby(["source", "table_or_figure"], sort=False))
     lines = ["| Published | Numbers | With a twin |", "|---|---|---|"]
     for (source, table), part in groups:
