@@ -56,8 +56,8 @@ def privacy(results, status="partly", attacks=None, networks=None):
 
 
 def measured(results, hidden=0.75):
-    """All that the top of the page needs: what is found of an untrained LeNet behind the policy is `hidden`."""
-    ends = [(NO_POLICY, 1.0), (HYBRID, hidden)]
+    """All that the top of the page needs: what the best attack finds behind the policy is `hidden`."""
+    ends = [(NO_POLICY, 1.0), (HYBRID, 0.9)]
     attacks = [
         attacked("initial", 0, 3.0, share, policy=policy).assign(model="lenet")
         for policy, share in ends
@@ -74,13 +74,15 @@ def measured(results, hidden=0.75):
         )
     ]
     policies = [NO_POLICY, HYBRID]
-    again = {"server": "annealed-lenet", "policy": policies, "found": [1.0, 0.9]}
+    best = results / "best_answer" / "cifar100-laptop"
+    best.mkdir(parents=True)
+    numbers = {"LeNet": {"none": 1.0, "hybrid": hidden, "photographs": 100}}
+    (best / "numbers.json").write_text(json.dumps(numbers))
     stored(
         results,
         "claim1_privacy",
         attacks=pd.concat(attacks).assign(gain_told=1.0),
         networks=pd.DataFrame(columns=["regime", "step", "model", "policy", "accuracy"]),
-        servers=pd.DataFrame(again),
         accuracy=pd.DataFrame({"policy": policies, "accuracy": [57.0, 47.0]}),
         accuracy_longer=pd.DataFrame(
             {"seed": [0, 1], NO_POLICY: [66.0, 67.0], HYBRID: [61.0, 63.0], "epochs": 60}
@@ -104,10 +106,9 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     text = advice(tmp_path)
     assert text.startswith("# Should I use this?\n\n**Not as your only protection.** ")
     for row in (
-        "| A curious server, in round one | LeNet 100 %, ResNet20-4 90 % | LeNet 75 %, ResNet20-4 60 % |",
-        "| The same, in later rounds (ResNet20-4 after 12 epochs) | 20 % | 10 % |",
-        "| The same, watching four rounds of an untrained LeNet | not measured yet in one round |",
-        "| A server that sees only the sum of ten clients² (LeNet) | not measured yet |",
+        "| A curious server, in round one | LeNet 100 %, ResNet20-4³ 90 % | LeNet 75 %, ResNet20-4³ 60 % |",
+        "| The same, in later rounds (ResNet20-4³ after 12 epochs) | 20 % | 10 % |",
+        "| A server that sees only the sum of ten clients²³ (LeNet) | not measured yet |",
     ):
         assert row in text
     cost = "57.0 → 47.0 % on a ResNet20-1 after 20 epochs, 66.5 → 62.0 % after 60, 72.0 → 64.0 % on a ResNet20-4 after 12."
@@ -194,7 +195,7 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
         "| LeNet, round 300 | photographs found by one that sees only the sum of ten answers | 40 % | 10 % |"
         in text
     )
-    assert "| A server that sees only the sum of ten clients² (LeNet) | 50 % | 20 % |" in text
+    assert "| A server that sees only the sum of ten clients²³ (LeNet) | 50 % | 20 % |" in text
     assert (
         "| LeNet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
     )
