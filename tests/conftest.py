@@ -212,7 +212,7 @@ BOOK = {
         "advice", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
         "defended", "details", "effects", "figures", "general_leakage", "history", "inverting", "leaking", "learned",
         "one_cell", "outcomes", "pages", "picked", "regimes", "rekey", "report", "rules", "score_pages", "shown",
-        "svg", "sweep", "switches", "transformations", "widgets",
+        "svg", "sweep", "switches", "transformations", "widgets", "your_own",
     )
 }  # fmt: skip
 
