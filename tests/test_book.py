@@ -221,7 +221,7 @@ def test_the_readme_offers_two_commands_and_says_how_long_each_takes():
     assert offered == ["report", "test"]
     order = (
         "In federated learning",
-        "**No.**",
+        "**Not from a strong attack.**",
         "picture.svg",
         "| Paper |",
         "make report",
@@ -299,9 +299,9 @@ def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
     folder = tmp_path / "best_answer" / "cifar100-laptop"
     folder.mkdir(parents=True)
     assert cells(numbers(tmp_path))["best"] == "not measured yet"
-    own = {"LeNet": {"none": 0.98, "hybrid": 0.75, "photographs": 100}}
+    own = {"LeNet": {"hits": {"none": 298, "hybrid": 275, "attacks": 300}}}
     (folder / "numbers.json").write_text(json.dumps(own))
-    assert cells(numbers(tmp_path))["best"] == "98 → 75 %"
+    assert cells(numbers(tmp_path))["best"] == "298 → 275 of 300"
 
 
 def test_the_book_shows_what_the_claims_came_to():

@@ -47,15 +47,17 @@ def _folded(text: str) -> tuple[str, str]:
 def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
     """Photographs picked out without a policy and with the paper's, by situation."""
     pairs = {
-        "best": known.best,
         "wide": known.on_papers("untrained"),
         "trained": known.on_papers("trained"),
         "sum": known.summed,
     }
-    return tuple(
+    sides = tuple(
         {name: percent(ends[side]) if ends else MISSING for name, ends in pairs.items()}
         for side in (0, 1)
     )
+    for side, shown in enumerate(sides):
+        shown["best"] = f"{known.best[side]} of {known.best[2]}" if known.best else MISSING
+    return sides
 
 
 def _time(results: Path) -> str:

@@ -35,7 +35,8 @@ class Numbers:
 
     Attributes:
         untrained, trained: share of photographs picked out, by network.
-        best: the same on the untrained LeNet and other photographs, by the attack that is best on each side.
+        best: by the strongest attack on the policy, on the untrained LeNet and other photographs: how
+            many are picked out, and of how many.
         long: the same by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
         summed: what the sum of ten clients' first answers gives away, on the untrained LeNet.
@@ -54,7 +55,7 @@ class Numbers:
 
     untrained: Mapping[str, tuple[float, float]]
     trained: Mapping[str, tuple[float, float]]
-    best: tuple[float, float] | None
+    best: tuple[int, int, int] | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
     summed: tuple[float, float] | None
@@ -213,9 +214,9 @@ def _exported(results: Path, page: str) -> dict[str, dict[str, float]]:
     return {}
 
 
-def _best(results: Path) -> tuple[float, float] | None:
-    lenet = _exported(results, BEST).get(NAMES["lenet"])
-    return (lenet["none"], lenet["hybrid"]) if lenet else None
+def _best(results: Path) -> tuple[int, int, int] | None:
+    hits = _exported(results, BEST).get(NAMES["lenet"], {}).get("hits")
+    return (hits["none"], hits["hybrid"], hits["attacks"]) if hits else None
 
 
 def _gradients(results: Path) -> tuple[float, float, str] | None:

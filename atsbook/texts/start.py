@@ -1,6 +1,5 @@
 """README and the book's first page: one template, `templates/start.md.jinja`, with numbers of stored results."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def cells(known: Numbers) -> dict[str, str]:
         score = "{:.2f} [{:.2f}, {:.2f}]".format(*known.score["psnr"]).replace("-", "−")
     return {
         "untrained_lenet": shares(known.untrained.get("lenet")),
-        "best": shares(known.best),
+        "best": "{} → {} of {}".format(*known.best) if known.best else MISSING,
         "summed": shares(known.summed),
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
@@ -107,12 +106,13 @@ def answer(known: Numbers) -> dict[str, str] | None:
     lost = costs(known)
     if not (lenet and known.best and known.on_papers("untrained") and lost):
         return None
-    best_bare, best_hidden = known.best
+    best_bare, best_hidden, attacks = known.best
     before, after = printed_ends("ats", "Table 1a", "val_accuracy_pct")
-    whole = functools.partial("{:.0f}".format)
     return {
-        "best_bare": whole(100 * best_bare),
-        "best_hidden": whole(100 * best_hidden),
+        "best_bare": f"{best_bare}",
+        "best_hidden": f"{best_hidden}",
+        "attacks": f"{attacks}",
+        "almost_all": best_hidden > 0.9 * attacks,
         "costs": " to ".join(f"{each:.1f}" for each in dict.fromkeys((lost[0], lost[-1]))),
         "paper_gains": f"{after - before:+.1f}".replace("-", "−"),
     }
