@@ -717,7 +717,8 @@ def watched_ends(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
     )  # they take no hooks
     with contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules() if not scripted else ():
-            if name and not list(layer.children()) and list(layer.parameters(recurse=False)):
+            parts = {key for key, _ in layer.named_children()}
+            if name and parts <= {"parametrizations"} and list(layer.parameters()):
                 hook = layer.register_forward_hook(
                     lambda layer, _, __, name=name: called.append((name, layer))
                 )
