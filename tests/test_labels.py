@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from checks import refused
 from torch import nn
+from torch.nn.utils import prune
 
 import atslib
 from atslib.attacks import ATTACKS, reconstruct, restore_labels
+from atslib.attacks.analytic import last_features
 from atslib.attacks.labels import RULES, infer_labels, to_counts
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.measures.batches import label_share
@@ -240,15 +242,26 @@ def test_labels_are_told_only_where_the_last_layer_gives_the_scores(name):
             restore_labels(seen, rng=0)
 
 
-@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
-def test_of_a_last_layer_whose_weight_is_computed_that_is_said(kind):
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's vmap
+@pytest.mark.parametrize(
+    "computed",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.parametrizations.orthogonal,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight_norm", "spectral_norm", "orthogonal", "pruned"],
+)
+def test_of_a_last_layer_whose_weight_is_computed_the_bias_tells(computed):
     """And no layer before it is taken for the last, though it has as many rows."""
     model = scores_by(lambda out, _: out)
-    model[1].last = getattr(nn.utils.parametrizations, kind)(model[1].last)
+    model[1].last = computed(model[1].last)
     with pytest.warns(UserWarning, match="1.weight takes no part"):
         seen = each_label(model, 8)
-    with refused("the weight of the last layer '1.last' is computed from other parameters"):
-        infer_labels(seen)
+    assert infer_labels(seen).flatten().tolist() == list(range(8))
+    with refused("last linear layer is computed from other parameters"):
+        last_features(seen.updates[0])
     with refused("the weight of the last layer '1.last' is computed from other parameters"):
         restore_labels(replace(seen, threat=ThreatModel(labels="restored")), rng=0)
 

@@ -151,23 +151,25 @@ def seen_ends(model: nn.Module, shape: Sequence[int]) -> Ends:
 
 def last_gradients(
     gradients: Tensor, model: nn.Module, ends: Ends, what: str
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """The columns of (N, P) that are of the last layer's weight and bias, (N, K, ...) and (N, K).
 
     Raises:
-        AtsError: the layer, or its weight where it has no bias, is frozen.
+        AtsError: what is needed is frozen, or the weight is computed from other parameters.
     """
     own = dict(zip(shared_parameters(model), unflatten(gradients, model), strict=True))
     names = {id(p): name for name, p in model.named_parameters()}
     layer = model.get_submodule(ends.head)
-    if id(layer.weight) not in names or (layer.bias is not None and id(layer.bias) not in names):
+    weight = own.get(names.get(id(layer.weight)))
+    bias = None
+    if layer.bias is not None:
+        bias = own.get(names.get(id(layer.bias)))
+    if what == "inferred" and bias is not None:  # which tells them alone
+        return weight, bias
+    if id(layer.weight) not in names:
         raise AtsError(
             f"labels cannot be {what}: the weight of the last layer {ends.head!r} is computed from other parameters"
         )
-    weight = own.get(names[id(layer.weight)])
-    bias = None
-    if layer.bias is not None:
-        bias = own.get(names[id(layer.bias)])
     if weight is None or (bias is None and layer.bias is not None):
         raise AtsError(
             f"labels cannot be {what}: the last layer {ends.head!r} is frozen, and its gradient not shared"
