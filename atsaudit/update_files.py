@@ -102,6 +102,12 @@ def read(
     if network is not None:
         weights = fitted(weights, network, f"--update {sent}", partial=True)
         records = tuple(_renamed(record, network, folder) for record in records)
+    for record in records:
+        for name, value in record.arrays.items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise AtsError(
+                    f"--update {folder}: {name!r}, which {record.name} sent, has numbers that are not finite"
+                )
     found = None if kind is None else _kind(weights, records, kind, folder)
     told = False
     if found != "gradient":

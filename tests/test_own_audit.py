@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser, needs_chromium
-from checks import flip_a_bit
+from checks import flip_a_bit, refused
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import atsaudit
@@ -1013,6 +1013,16 @@ def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, moment
     assert f"made {steps + 4} local steps" in kept.contradiction
     assert f"went up by {steps}" in kept.contradiction
     assert "accumulates" not in kept.contradiction
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_is_named_by_its_array(tmp_path, value):
+    kept_of(tmp_path / "a", with_statistics(), [5, 30])
+    arrays = load_file(tmp_path / "a" / "received.safetensors")
+    arrays["4.bias"][0] = value
+    save_file(arrays, tmp_path / "a" / "received.safetensors")
+    with refused("'4.bias', which the client sent, has numbers that are not finite"):
+        update_files.read(tmp_path / "a", number=None, kind=None, lr=None, steps=None)
 
 
 def test_counters_count_batches_and_that_is_said(tmp_path):
