@@ -35,6 +35,7 @@ ROOT = project_root()
 BOOK = ROOT / "book"
 TOC = yaml.safe_load((BOOK / "_toc.yml").read_text())
 CONFIG = yaml.safe_load((BOOK / "_config.yml").read_text())
+SURPRISES = (BOOK / "what_surprised_us.md").read_text()
 
 
 def listed(node):
@@ -249,6 +250,16 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
     folder = (ROOT / name).parent
     linked = re.findall(r"\]\((?!https?:|#)([^)#]+)\)", text)
     assert not [path for path in linked if not (folder / path).exists()]
+
+
+def test_each_surprise_is_told_on_its_page_and_in_its_folder():
+    scripts = {path.name for path in (ROOT / "findings").glob("*.sh")}
+    told = re.findall(
+        r"^- \*\*.+?\*\* .+ Source: .+`findings/(\w+\.sh)`\.$", SURPRISES, re.MULTILINE
+    )
+    assert sorted(told) == sorted(scripts)
+    table = (ROOT / "findings" / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[\w+\]\((\w+\.sh)\)", table, re.MULTILINE)) == sorted(scripts)
 
 
 def test_readme_and_first_page_have_the_numbers_that_the_results_give():
