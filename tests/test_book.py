@@ -313,6 +313,10 @@ def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
     own = {"LeNet": {"hits": {"none": 298, "hybrid": 275, "attacks": 300}}}
     (folder / "numbers.json").write_text(json.dumps(own))
     assert cells(numbers(tmp_path))["best"] == "298 → 275 of 300"
+    assert cells(numbers(tmp_path))["tried"] == "several"
+    own["LeNet"]["tried"] = 9
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["tried"] == "9"
 
 
 def test_the_book_shows_what_the_claims_came_to():
