@@ -14,7 +14,7 @@ from atsbook.experiment import OutcomeUnit
 from atsbook.runs.archive import Archive, _rebuilt, key_of, unit_of
 from atsbook.runs.gradients import ShiftsUnit
 from atsbook.runs.layers import LayersUnit
-from atsbook.runs.outcomes import FoundUnit, PicturesUnit
+from atsbook.runs.outcomes import FoundUnit
 from atsbook.runs.scoring import AccuracyUnit
 from atsbook.store import Store
 from atslib.files import project_root
@@ -36,9 +36,8 @@ def made_again(line, attacks):
     kind = line["kind"]
     if (unit := unit_of(line)) is not None:
         return unit
-    for judged in (OutcomeUnit, PicturesUnit):  # of an attack whose fields do not tell its class
-        if kind == judged.kind:
-            return judged(attack=attacks[as_text(line["config"]["attack"])])
+    if kind == OutcomeUnit.kind:  # of an attack whose fields do not tell its class
+        return OutcomeUnit(attack=attacks[as_text(line["config"]["attack"])])
     for derived in OF_AN_ATTACK:
         if kind == derived.kind:
             return derived.of(attacks[as_text(line["config"])])

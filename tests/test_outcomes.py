@@ -10,9 +10,9 @@ import atslib
 from atsbook.attackers import Undone
 from atsbook.experiment import AttackUnit, OutcomeUnit
 from atsbook.networks import ModelUnit
-from atsbook.runs.outcomes import PicturesUnit, RecognizedUnit
+from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import PICTURES, as_kept
-from atsbook.runs.tables import outcome_rows
+from atsbook.runs.tables import outcome_rows, picture_rows
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.prepare import streams
@@ -53,7 +53,7 @@ def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_the
     candidates, truth = own_class(test.labels, range(3, 9))
     alike = match(kept["reconstruction"], test.pixels, candidates, policy)
     assert torch.equal(found["bits"], bits(alike, truth))
-    rows = outcome_rows(found.tensors, attack)
+    rows = outcome_rows(found, attack)
     assert rows["image"].tolist() == list(range(3, 9))
     assert rows["found"].tolist() == [bool(rank == 1) for rank in found["rank"]]
 
@@ -80,7 +80,7 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     store = Store(tmp_path)
     attack = unit(last=3 + PICTURES + 2)
     kept = attack.make(store, "cpu")
-    rows = outcome_rows(PicturesUnit(attack=attack).make(store, "cpu").tensors, attack)
+    rows = picture_rows(kept, attack)
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
     found = OutcomeUnit(attack=attack).make(store, "cpu")
     for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float

@@ -26,7 +26,7 @@ from atsbook.networks import ModelUnit
 from atsbook.runs.batches import BatchOutcomes, BatchUnit, LabelUnit, chosen
 from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
 from atsbook.runs.gradients import FeatureUnit, StagesUnit
-from atsbook.runs.outcomes import PicturesUnit, RecognizedUnit
+from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import (
     TRIALS,
     Row,
@@ -85,7 +85,6 @@ _ALL = (
     FederationUnit,
     FederationOutcomes,
     OutcomeUnit,
-    PicturesUnit,
     RecognizedUnit,
 )
 UNITS = {unit.kind: unit for unit in _ALL}

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atsbook.experiment import CANDIDATES, AttackUnit, outcomes_of
+from atsbook.experiment import CANDIDATES, AttackUnit
 from atsbook.kept import Kept
 from atsbook.networks import ModelUnit, dataset
-from atsbook.runs.packing import PICTURES, as_kept
+from atsbook.runs.packing import as_kept
 from atsbook.store import Store
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
@@ -81,33 +81,6 @@ class FoundUnit(OfAttack):
             rows = estimates[begin - self.first : end - self.first]
             parts.append(identification(rows, known, torch.arange(begin, end) - low))
         return {"rank_knowing": torch.cat(parts)}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PicturesUnit(Kept):
-    """The tensors of `OutcomeUnit` of the photographs whose pictures the archive keeps of every
-    attack, the first sixteen, from the pictures as it keeps them: for attacks whose other
-    pictures are gone.
-    """
-
-    kind: ClassVar[str] = "pictures"
-
-    attack: AttackUnit
-
-    @property
-    def model(self) -> ModelUnit:
-        """The attacked network."""
-        return self.attack.model
-
-    @property
-    def title(self) -> str:
-        """That of the attack, and what is looked for."""
-        return f"photographs found in the pictures that are kept, {self.attack.title}"
-
-    def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
-        """Compare the pictures with the photographs."""
-        made = self.attack.make(store, device)["reconstruction"].cpu()[:PICTURES]
-        return outcomes_of(self.attack, to_images(as_kept(made)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

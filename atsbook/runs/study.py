@@ -34,11 +34,11 @@ from atsbook.functions import (
 from atsbook.kept import Kept
 from atsbook.networks import ModelUnit, dataset, trained
 from atsbook.runs.evidence import WithEvidence
-from atsbook.runs.outcomes import FoundUnit, PicturesUnit, RecognizedUnit
+from atsbook.runs.outcomes import FoundUnit, RecognizedUnit
 from atsbook.runs.schedule import compute, describe, plan, say
 from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
 from atsbook.runs.settings import PROFILES, parameters_among
-from atsbook.runs.tables import image_rows, label, outcome_rows
+from atsbook.runs.tables import image_rows, label, outcome_rows, picture_rows
 from atsbook.store import Artifact, Store
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.observe import ThreatModel
@@ -488,12 +488,7 @@ class Study:
             for key, request in requests.items()
             if outcomes and isinstance(request.unit, AttackUnit)
         }
-        pictured = {
-            key: self.request(PicturesUnit(attack=request.unit))
-            for key, request in requests.items()
-            if pictures and isinstance(request.unit, AttackUnit)
-        }
-        self.compute([*requests.values(), *known.values(), *told.values(), *pictured.values()])
+        self.compute([*requests.values(), *known.values(), *told.values()])
         parts = []
         for key, request in requests.items():
             part = self._rows_of(request.unit, blind=blind)
@@ -505,8 +500,8 @@ class Study:
                 part["rank_knowing"] = part[
                     "rank_original"
                 ]  # without a policy there is one form of each image
-            if key in pictured:
-                seen = self._rows_of(pictured[key].unit)
+            if pictures and isinstance(request.unit, AttackUnit):
+                seen = picture_rows(request.value, request.unit)
                 seen = seen.set_index("image").reindex(part["image"])
                 of_seen = ("found", "bits", "frame")
                 part = part.assign(**{name: seen[name].to_numpy(float) for name in of_seen})
@@ -522,8 +517,8 @@ class Study:
         artifact = self._artifact(unit)
         if isinstance(unit, AttackUnit):
             return image_rows(artifact, unit, blind=blind)
-        if isinstance(unit, (OutcomeUnit, PicturesUnit)):
-            return outcome_rows(artifact.tensors, unit.attack)
+        if isinstance(unit, OutcomeUnit):
+            return outcome_rows(artifact, unit.attack)
         check_kind(
             "Study.table takes attacks, outcomes and scores:",
             unit,

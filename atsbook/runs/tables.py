@@ -8,9 +8,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.experiment import AttackUnit
+from atsbook.experiment import AttackUnit, outcomes_of
 from atsbook.findings.result import NO_POLICY
 from atsbook.networks import dataset
+from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.store import Artifact
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.guesses import psnr_of_guess
@@ -90,13 +91,25 @@ def noise_floor(target: Tensor, seed: int) -> np.ndarray:
     return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
 
 
-def outcome_rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:
+def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     """A row for each photograph: policy, image, and all of `OutcomeUnit`; `found` is whether its
     rank is 1.
+    """
+    return _rows(artifact.tensors, unit)
+
+
+def picture_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+    """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
+    sixteen, from the pictures as it keeps them.
 
     Args:
-        values: of an attack's first photographs.
+        artifact: of the attack.
     """
+    images = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
+    return _rows(outcomes_of(unit, images), unit)
+
+
+def _rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:
     table = pd.DataFrame({name: value.numpy() for name, value in values.items()})
     table.insert(0, "found", table["rank"] == 1)
     table.insert(0, "image", range(unit.first, unit.first + len(table)))
