@@ -208,19 +208,95 @@ def outside(model: nn.Module) -> dict[str, Outside]:
 
     torch's own classes and functions are passed over.
     """
-    found: dict[str, Outside] = {}
-    seen: set[int] = set()
+    reach = _Reach()
+    reach.use("forward")
     classes = {each for layer in model.modules() for each in type(layer).__mro__[:-1]}
     for kind in sorted(classes, key=lambda kind: (kind.__module__, kind.__qualname__)):
-        if not _of_others(kind):
-            continue
-        for key, value in vars(kind).items():
+        reach.add_class(kind)
+    reach.left += [value for value in _reachable(model) if isinstance(value, types.FunctionType)]
+    while reach.left:
+        reach.add_function(reach.left.pop())
+    return reach.found
+
+
+class _Reach:
+    """What the code of a network can reach outside it, by a name for messages.
+
+    Of the methods of classes those count whose names are used somewhere in that code: packages hold
+    much that no forward pass comes to.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Outside] = {}
+        self.left: list[types.FunctionType] = []  # whose code was not looked at yet
+        self._used: set[str] = set()
+        self._unused: dict[str, list[types.FunctionType]] = {}
+        self._seen: set[int] = set()
+
+    def use(self, name: str) -> None:
+        """Code names this."""
+        self._used.add(name)
+        self.left += self._unused.pop(name, [])
+
+    def add_class(self, kind: type) -> None:
+        """What a class holds, and its methods as far as they are used."""
+        if not self._is_new(kind):
+            return
+        for key, value in list(vars(kind).items()):
             if not key.startswith("__") and (_is_state(value) or isinstance(value, _LRU)):
-                found[f"{kind.__name__}.{key}"] = Outside(value, kind, key)
-            found |= _around(_function_of(value), seen)
-    for value in list(_reachable(model)):
-        found |= _around(_function_of(value), seen)
-    return found
+                self.found[f"{kind.__name__}.{key}"] = Outside(value, kind, key)
+            function = _function_of(value)
+            if function is not None and (key in self._used or key in _BY_SIGN):
+                self.left.append(function)
+            elif function is not None:
+                self._unused.setdefault(key, []).append(function)
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """What the code of a function names outside it, and its own defaults."""
+        if not self._is_new(function):
+            return
+        around = function.__globals__
+        names = set(_names(function.__code__))
+        for name in names:
+            self.use(name)
+        for name in sorted(names & around.keys()):
+            value = around[name]
+            self._add_variable(name, around, function.__module__)
+            if isinstance(value, types.ModuleType) and _of_others(value):
+                for part in sorted(names & vars(value).keys()):
+                    self._add_variable(part, vars(value), value.__name__)
+        own = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in own:
+            if _is_filled(cell) and _is_state(cell.cell_contents):
+                place = Outside(cell.cell_contents, cell, "cell_contents")
+                self.found[f"{name} around {function.__qualname__}"] = place
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        kept = [value for value in defaults if isinstance(value, _STATE) and not _is_number(value)]
+        if kept:
+            self.found[f"a default of {function.__qualname__}"] = Outside(kept, None, "")
+
+    def _add_variable(self, name: str, around: dict, module: str) -> None:
+        """A variable of a module."""
+        value = around[name]
+        if _is_state(value) or isinstance(value, _LRU):
+            self.found[f"{name} of {module}"] = Outside(value, around, name)
+            self.add_class(type(value))
+        if isinstance(value, type) and not issubclass(value, nn.Module):
+            self.add_class(value)
+        if (function := _function_of(value)) is not None:
+            self.left.append(function)
+
+    def _is_new(self, thing: object) -> bool:
+        if id(thing) in self._seen or not _of_others(thing):
+            return False
+        self._seen.add(id(thing))
+        return True
+
+
+# Methods that code uses without their names
+_BY_SIGN = (
+    "__call__", "__getitem__", "__setitem__", "__contains__", "__getattr__", "__iter__", "__enter__", "__len__",
+)  # fmt: skip
 
 
 _STATE = (
@@ -238,8 +314,9 @@ def _is_state(value: object) -> bool:
 
 
 def _of_others(thing: object) -> bool:
-    """Whether a class or a function is neither torch's nor Python's nor this library's."""
-    module = getattr(thing, "__module__", None) or ""
+    """Whether a class, a function or a module is neither torch's nor Python's nor this library's."""
+    of = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", "")
+    module = of or ""
     top = module.partition(".")[0]
     ours = top in ("torch", "numpy", "atslib", "atsaudit") or top in sys.stdlib_module_names
     return not ours or thing is types.SimpleNamespace or top == "__main__"
@@ -247,39 +324,16 @@ def _of_others(thing: object) -> bool:
 
 def _function_of(value: object) -> types.FunctionType | None:
     """The function behind a method, a property, or what wraps one."""
-    for inner in ("fget", "func", "__func__"):
-        value = getattr(value, inner, value) if not isinstance(value, type) else value
-    value = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    elif isinstance(value, classmethod | staticmethod | types.MethodType):
+        value = value.__func__
+    # Of nothing else are attributes asked: some packages import more when they are.
+    if isinstance(value, types.FunctionType | _LRU):
+        value = inspect.unwrap(value)
     return value if isinstance(value, types.FunctionType) else None
-
-
-def _around(function: types.FunctionType | None, seen: set[int]) -> dict[str, Outside]:
-    """What the code of a function names outside it, its own defaults, and the same of the functions
-    that it names.
-    """
-    if function is None or id(function) in seen or not _of_others(function):
-        return {}
-    seen.add(id(function))
-    around = function.__globals__
-    found: dict[str, Outside] = {}
-    for name in _names(function.__code__):
-        if name not in around:
-            continue
-        value = around[name]
-        if _is_state(value) or isinstance(value, _LRU):
-            found[f"{name} of {function.__module__}"] = Outside(value, around, name)
-        found |= _around(_function_of(value), seen)
-    own = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found |= {
-        f"{name} around {function.__qualname__}": Outside(cell.cell_contents, cell, "cell_contents")
-        for name, cell in own
-        if _is_filled(cell) and _is_state(cell.cell_contents)
-    }
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    kept = [value for value in defaults if isinstance(value, _STATE) and not _is_number(value)]
-    if kept:
-        found[f"a default of {function.__qualname__}"] = Outside(kept, None, "")
-    return found
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -310,13 +364,13 @@ def check_outside(model: nn.Module, run: Callable[[nn.Module], object]) -> None:
         return
     moving = [p for p in after if not _alike(before.get(p), after[p].value, set())]
     again = run(apart(model)) if moving else first
-    wrong = moving[:1] if moving and not _close(first, again) else _reused(model, run)
+    wrong = moving[:1] if moving and not _close(first, again) else _reused(model, after, run)
     # What a call without gradients has kept looks like any constant, until it is made anew.
     for deleted in (False, True):
-        if not wrong and any(_held(each) for each in outside(model).values()):
-            with _without_tensors(outside(model).values(), deleted):
+        if not wrong and any(_held(each) for each in after.values()):
+            with _without_tensors(after.values(), deleted):
                 run(apart(model))
-                wrong = _reused(model, run)
+                wrong = _reused(model, outside(model), run)
     if wrong:
         raise AtsError(
             f"{type(model).__name__} changes {wrong[0]}, which lies outside it and which its scores are made "
@@ -331,13 +385,15 @@ def _held(place: Outside) -> list[Tensor]:
     return [tensor for _, tensor in _tensors(parts, (), set())]
 
 
-def _reused(model: nn.Module, run: Callable[[nn.Module], object]) -> list[str]:
-    """Places outside a network with a tensor that another run has computed from parameters, and that
-    the scores of the next are made of.
+def _reused(
+    model: nn.Module, places: dict[str, Outside], run: Callable[[nn.Module], object]
+) -> list[str]:
+    """Which places outside a network hold a tensor that another run has computed from parameters,
+    and that the scores of the next are made of.
     """
     kept = [
         (place, tensor)
-        for place, each in outside(model).items()
+        for place, each in places.items()
         for tensor in _held(each)
         if tensor.requires_grad and not tensor.is_leaf
     ]

@@ -5,6 +5,7 @@ refuses: every client's gradient is torch's own of a fresh network with the stat
 import dataclasses
 import functools
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -545,6 +546,44 @@ class KeepsInCachedFunction(Keeps):
         return Body.forward(self, x) + doubled(self.bias)
 
 
+class Settings:
+    """A class that nobody makes one of."""
+
+    step = 0
+    table = None
+
+    @classmethod
+    def doubled(cls, bias):
+        if cls.table is None:
+            cls.table = bias[None] * 2
+        return cls.table
+
+
+class KeepsInSettings(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + Settings.doubled(self.bias)
+
+
+class CountsInSettings(Body):
+    def forward(self, x):
+        Settings.step += 1
+        return super().forward(x) * Settings.step
+
+
+elsewhere = types.ModuleType("elsewhere")
+exec(
+    "kept = {}\n"
+    "def doubled(bias):\n"
+    "    return kept.setdefault(0, bias[None] * 2) if not kept else kept[0]\n",
+    elsewhere.__dict__,
+)
+
+
+class KeepsElsewhereInModule(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + elsewhere.doubled(self.bias)
+
+
 HOOKED = {"calls": 0}
 
 
@@ -565,6 +604,8 @@ KEEPING_OUTSIDE = {
     "KeepsInClassByShape.tables": KeepsInClassByShape,
     "KeepsInNewAttribute.made": KeepsInNewAttribute,
     "BOX of test_moving_networks": KeepsInObject,
+    "Settings.table": KeepsInSettings,
+    "kept of elsewhere": KeepsElsewhereInModule,
     "BEHIND of test_moving_networks": KeepsBehindFunction,
     "doubled of test_moving_networks": KeepsInCachedFunction,
 }
@@ -576,7 +617,8 @@ def nothing_kept():
 
     def empty():
         TABLES.clear()
-        KeepsInClass.table = BOX.table = None
+        KeepsInClass.table = BOX.table = Settings.table = None
+        elsewhere.kept.clear()
         KeepsInClassByShape.tables["of shapes"].clear()
         if hasattr(KeepsInNewAttribute, "made"):
             del KeepsInNewAttribute.made
@@ -672,6 +714,7 @@ OUTSIDE = {
     "COUNTED of test_moving_networks": CountsInModule,
     "a default of CountsInDefault.forward": CountsInDefault,
     "HOOKED of test_moving_networks": CountsInHook,
+    "Settings.step": CountsInSettings,
     "TABLES of test_moving_networks": KeepsInModule,
 }
 
