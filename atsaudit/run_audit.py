@@ -207,6 +207,12 @@ def audited(
             "Clients ran batch normalization in train mode: its running statistics and counters in what they sent "
             "have moved. They are attacked so."
         )
+    if update is not None and update[0].counted:
+        notes.append(
+            f"The number of local steps, {update[0].steps}, is read off the counters of batch normalization, which "
+            "count batches: whoever accumulates the gradients of several takes fewer steps; say how many with "
+            "--local-steps."
+        )
     notes += work.cut
     faint = work.faint()
     if faint:

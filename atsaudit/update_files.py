@@ -102,7 +102,14 @@ def read(
     if network is not None:
         weights = fitted(weights, network, f"--update {sent}", partial=True)
         records = tuple(_renamed(record, network, folder) for record in records)
+    for record in records:
+        for name, value in record.arrays.items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise AtsError(
+                    f"--update {folder}: {name!r}, which {record.name} sent, has numbers that are not finite"
+                )
     found = None if kind is None else _kind(weights, records, kind, folder)
+    told = False
     if found != "gradient":
         if steps is None and _positive(lr):
             found = found or _kind(weights, records, kind, folder)
@@ -112,12 +119,15 @@ def read(
                 if (count := counted_steps(weights, each, found)) is not None
             }
             steps = counted.pop() if len(counted) == 1 else None
+            told = steps is not None
         if not _positive(lr) or not isinstance(steps, int) or steps < 1:
             raise AtsError(
                 f"--update {folder}: say with --lr and --local-steps (or in {FACTS}) how clients trained"
             )
         found = found or _kind(weights, records, kind, folder)
-    kept = Recorded(weights, found, float(lr or 1.0), int(steps or 1), records, folder)
+    kept = Recorded(
+        weights, found, float(lr or 1.0), int(steps or 1), records, folder, counted=told
+    )
     return dataclasses.replace(kept, contradiction=steps_contradiction(kept))
 
 

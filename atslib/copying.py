@@ -6,12 +6,16 @@ copy, and so does every gradient of a network that a pass changes.
 """
 
 import collections
+import contextlib
 import copy
 import functools
+import gc
 import inspect
+import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -182,25 +186,117 @@ def moved_layers(before: nn.Module, after: nn.Module) -> list[str]:
     ]
 
 
-def outside(model: nn.Module) -> dict[str, object]:
-    """What the network's classes share, and the variables of their modules that their code names, by
-    a name for messages: numbers, tensors and what holds them. No copy has these for itself.
+class Outside(NamedTuple):
+    """A value outside a network that its code names.
 
-    torch's own classes are passed over.
+    Attributes:
+        value: a number, a tensor, what holds them, or a function that keeps its results.
+        owner: the class, the variables of a module or the variable of a function that it is in;
+            None for defaults of a function, which nothing puts others in the place of.
+        key: its name there.
     """
-    found: dict[str, object] = {}
+
+    value: object
+    owner: object
+    key: str
+
+
+def outside(model: nn.Module) -> dict[str, Outside]:
+    """What the network's classes share, and the variables of their modules that their code, its
+    hooks and the functions that these call name, by a name for messages. No copy has these for
+    itself.
+
+    torch's own classes and functions are passed over.
+    """
+    reach = _Reach()
+    reach.use("forward")
     classes = {each for layer in model.modules() for each in type(layer).__mro__[:-1]}
     for kind in sorted(classes, key=lambda kind: (kind.__module__, kind.__qualname__)):
-        if f"{kind.__module__}.".startswith("torch."):
-            continue
-        for key, value in vars(kind).items():
-            if not key.startswith("__") and isinstance(value, _STATE):
-                found[f"{kind.__name__}.{key}"] = value
-            function = value.fget if isinstance(value, property) else value
-            function = inspect.unwrap(function) if callable(function) else function
-            if isinstance(function, types.FunctionType):
-                found |= _around(function)
-    return found
+        reach.add_class(kind)
+    reach.left += [value for value in _reachable(model) if isinstance(value, types.FunctionType)]
+    while reach.left:
+        reach.add_function(reach.left.pop())
+    return reach.found
+
+
+class _Reach:
+    """What the code of a network can reach outside it, by a name for messages.
+
+    Of the methods of classes those count whose names are used somewhere in that code: packages hold
+    much that no forward pass comes to.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Outside] = {}
+        self.left: list[types.FunctionType] = []  # whose code was not looked at yet
+        self._used: set[str] = set()
+        self._unused: dict[str, list[types.FunctionType]] = {}
+        self._seen: set[int] = set()
+
+    def use(self, name: str) -> None:
+        """Code names this."""
+        self._used.add(name)
+        self.left += self._unused.pop(name, [])
+
+    def add_class(self, kind: type) -> None:
+        """What a class holds, and its methods as far as they are used."""
+        if not self._is_new(kind):
+            return
+        for key, value in list(vars(kind).items()):
+            if not key.startswith("__") and (_is_state(value) or isinstance(value, _LRU)):
+                self.found[f"{kind.__name__}.{key}"] = Outside(value, kind, key)
+            function = _function_of(value)
+            if function is not None and (key in self._used or key in _BY_SIGN):
+                self.left.append(function)
+            elif function is not None:
+                self._unused.setdefault(key, []).append(function)
+
+    def add_function(self, function: types.FunctionType) -> None:
+        """What the code of a function names outside it, and its own defaults."""
+        if not self._is_new(function):
+            return
+        around = function.__globals__
+        names = set(_names(function.__code__))
+        for name in names:
+            self.use(name)
+        for name in sorted(names & around.keys()):
+            value = around[name]
+            self._add_variable(name, around, function.__module__)
+            if isinstance(value, types.ModuleType) and _of_others(value):
+                for part in sorted(names & vars(value).keys()):
+                    self._add_variable(part, vars(value), value.__name__)
+        own = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in own:
+            if _is_filled(cell) and _is_state(cell.cell_contents):
+                place = Outside(cell.cell_contents, cell, "cell_contents")
+                self.found[f"{name} around {function.__qualname__}"] = place
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        kept = [value for value in defaults if isinstance(value, _STATE) and not _is_number(value)]
+        if kept:
+            self.found[f"a default of {function.__qualname__}"] = Outside(kept, None, "")
+
+    def _add_variable(self, name: str, around: dict, module: str) -> None:
+        """A variable of a module."""
+        value = around[name]
+        if _is_state(value) or isinstance(value, _LRU):
+            self.found[f"{name} of {module}"] = Outside(value, around, name)
+            self.add_class(type(value))
+        if isinstance(value, type) and not issubclass(value, nn.Module):
+            self.add_class(value)
+        if (function := _function_of(value)) is not None:
+            self.left.append(function)
+
+    def _is_new(self, thing: object) -> bool:
+        if id(thing) in self._seen or not _of_others(thing):
+            return False
+        self._seen.add(id(thing))
+        return True
+
+
+# Methods that code uses without their names
+_BY_SIGN = (
+    "__call__", "__getitem__", "__setitem__", "__contains__", "__getattr__", "__iter__", "__enter__", "__len__",
+)  # fmt: skip
 
 
 _STATE = (
@@ -208,23 +304,44 @@ _STATE = (
 )  # fmt: skip
 
 
-def _around(function: types.FunctionType) -> dict[str, object]:
-    """What the code of a method names outside it, and its own defaults."""
-    around = function.__globals__
-    found = {
-        f"{name} of {function.__module__}": around[name]
-        for name in function.__code__.co_names
-        if name in around and isinstance(around[name], _STATE)
-    }
-    own = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found |= {
-        f"{name} around {function.__qualname__}": cell.cell_contents
-        for name, cell in own
-        if _is_filled(cell) and isinstance(cell.cell_contents, _STATE)
-    }
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    kept = [value for value in defaults if isinstance(value, _STATE) and not _is_number(value)]
-    return found | ({f"a default of {function.__qualname__}": kept} if kept else {})
+def _is_state(value: object) -> bool:
+    """Whether it is a number, a tensor, a container or a plain object of somebody's own class."""
+    if isinstance(value, _STATE):
+        return True
+    code = type | types.ModuleType | types.FunctionType | types.MethodType | nn.Module | _LRU
+    known = isinstance(value, code) or callable(value) or not hasattr(value, "__dict__")
+    return not known and _of_others(type(value))
+
+
+def _of_others(thing: object) -> bool:
+    """Whether a class, a function or a module is neither torch's nor Python's nor this library's."""
+    of = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", "")
+    module = of or ""
+    top = module.partition(".")[0]
+    ours = top in ("torch", "numpy", "atslib", "atsaudit") or top in sys.stdlib_module_names
+    return not ours or thing is types.SimpleNamespace or top == "__main__"
+
+
+def _function_of(value: object) -> types.FunctionType | None:
+    """The function behind a method, a property, or what wraps one."""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, functools.cached_property):
+        value = value.func
+    elif isinstance(value, classmethod | staticmethod | types.MethodType):
+        value = value.__func__
+    # Of nothing else are attributes asked: some packages import more when they are.
+    if isinstance(value, types.FunctionType | _LRU):
+        value = inspect.unwrap(value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that code uses, with those of the functions within it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
 
 
 def _is_number(value: object) -> bool:
@@ -235,29 +352,135 @@ def check_outside(model: nn.Module, run: Callable[[nn.Module], object]) -> None:
     """Raise `AtsError` where a network keeps state outside itself that its gradients depend on, so
     that no copy begins where it did: a counter of a class, a table that is made once.
 
+    What lies outside is as it was afterwards, unless a pass itself changes it.
+
     Args:
         run: runs a copy of the network, the same way each time, and gives its scores.
     """
-    if not (before := outside(model)):
-        return
-    before = {place: _of_cell(value, {}) for place, value in before.items()}
+    before = {place: _of_cell(each.value, {}) for place, each in outside(model).items()}
     first = run(apart(model))
     after = outside(model)
-    moving = [place for place in after if not _alike(before.get(place), after[place], set())]
-    made = [
-        place
-        for place in after
-        if any(
-            tensor.requires_grad and not tensor.is_leaf
-            for _, tensor in _tensors(after[place], (), set())
-        )
-    ]
-    again = run(apart(model)) if moving and not made else first
-    if made or not _close(first, again):
+    if not after:
+        return
+    moving = [p for p in after if not _alike(before.get(p), after[p].value, set())]
+    again = run(apart(model)) if moving else first
+    wrong = moving[:1] if moving and not _close(first, again) else _reused(model, after, run)
+    # What a call without gradients has kept looks like any constant, until it is made anew.
+    for deleted in (False, True):
+        if not wrong and any(_held(each) for each in after.values()):
+            with _without_tensors(after.values(), deleted):
+                run(apart(model))
+                wrong = _reused(model, outside(model), run)
+    if wrong:
         raise AtsError(
-            f"{type(model).__name__} changes {(made or moving)[0]}, which lies outside it and which its scores are made "
+            f"{type(model).__name__} changes {wrong[0]}, which lies outside it and which its scores are made "
             "of, so that no two runs of it are alike; keep it in an attribute or a buffer of the layer"
         )
+
+
+def _held(place: Outside) -> list[Tensor]:
+    """The tensors in a value outside a network, also those that a cached function has given."""
+    value = place.value  # such a function shows of its results no more than how many there are
+    parts = gc.get_referents(value) if isinstance(value, _LRU) else value
+    return [tensor for _, tensor in _tensors(parts, (), set())]
+
+
+def _reused(
+    model: nn.Module, places: dict[str, Outside], run: Callable[[nn.Module], object]
+) -> list[str]:
+    """Which places outside a network hold a tensor that another run has computed from parameters,
+    and that the scores of the next are made of.
+    """
+    kept = [
+        (place, tensor)
+        for place, each in places.items()
+        for tensor in _held(each)
+        if tensor.requires_grad and not tensor.is_leaf
+    ]
+    if not kept:
+        return []
+    scores = run(apart(model))
+    if not isinstance(scores, Tensor):
+        return []  # what is wrong with it is said by who runs it next
+    slopes = torch.autograd.grad(
+        scores.sum(), [tensor for _, tensor in kept], retain_graph=True, allow_unused=True
+    )
+    return [place for (place, _), slope in zip(kept, slopes, strict=True) if slope is not None]
+
+
+@contextlib.contextmanager
+def _without_tensors(places: Iterable[Outside], deleted: bool) -> Iterator[None]:
+    """While it is open, values outside a network hold no tensors: their containers lack them,
+    and attributes and variables are None, or are not there where these are to be deleted.
+    """
+    with contextlib.ExitStack() as back:
+        for value, owner, key in places:
+            if isinstance(value, _LRU):
+                instead = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
+            elif isinstance(value, Tensor):
+                instead = None
+            else:
+                for holder in _holders(value, set()):
+                    back.callback(_restore, holder, copy.copy(_content(holder)))
+                    _take_tensors(holder, deleted)
+                continue
+            if isinstance(owner, dict):
+                back.callback(owner.__setitem__, key, value)
+                owner[key] = instead
+            elif owner is not None:
+                back.callback(setattr, owner, key, value)
+                setattr(owner, key, instead)
+                if deleted and instead is None and isinstance(owner, type):
+                    delattr(owner, key)
+        yield
+
+
+def _holders(value: object, seen: set[int]) -> Iterator[object]:
+    """The containers and plain objects, at any depth, that hold a tensor themselves."""
+    if isinstance(value, Tensor | nn.Module) or id(value) in seen:
+        return
+    seen.add(id(value))
+    parts = [part for _, part in _parts(value)]
+    if any(isinstance(part, Tensor) for part in parts) and not isinstance(value, _FIXED):
+        yield value
+    for part in parts:
+        yield from _holders(part, seen)
+
+
+_FIXED = (tuple, frozenset, functools.partial)  # they stay what they were made of
+
+
+def _content(holder: object) -> object:
+    """What of a container can be copied and put back."""
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    return holder if isinstance(holder, _STATE) else holder.__dict__
+
+
+def _take_tensors(holder: object, deleted: bool) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = None
+    elif isinstance(holder, list | collections.deque | set):
+        holder.clear()
+    elif isinstance(holder, dict) or deleted:
+        content = _content(holder)
+        for key in [key for key, part in content.items() if isinstance(part, Tensor)]:
+            del content[key]
+    else:
+        content = holder.__dict__
+        content |= {key: None for key, part in content.items() if isinstance(part, Tensor)}
+
+
+def _restore(holder: object, content: object) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = content
+        return
+    own = _content(holder)
+    own.clear()
+    if isinstance(own, list | collections.deque):
+        own.extend(content)
+    else:
+        own.update(content)
 
 
 def _close(a: object, b: object) -> bool:

@@ -717,7 +717,8 @@ def watched_ends(model: nn.Module) -> Iterator[Callable[[Tensor], None]]:
     )  # they take no hooks
     with contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules() if not scripted else ():
-            if name and not list(layer.children()) and list(layer.parameters(recurse=False)):
+            parts = {key for key, _ in layer.named_children()}
+            if name and parts <= {"parametrizations"} and list(layer.parameters()):
                 hook = layer.register_forward_hook(
                     lambda layer, _, __, name=name: called.append((name, layer))
                 )
@@ -777,7 +778,8 @@ def last_linear(model: nn.Module) -> nn.Linear:
     last registered.
 
     Raises:
-        AtsError: there is none with a bias.
+        AtsError: there is none with a bias, or its weight is computed from other parameters, as by
+            `weight_norm` and pruning.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     for part in model.modules():  # a wrapper was not seen, but what it wraps
@@ -787,6 +789,11 @@ def last_linear(model: nn.Module) -> nn.Linear:
     if not layers or layers[-1].bias is None:
         raise AtsError(
             f"{type(model).__name__} has no linear layer with a bias at its end, which this needs"
+        )
+    if "weight" not in layers[-1]._parameters:
+        raise AtsError(
+            f"the weight of {type(model).__name__}'s last linear layer is computed from other parameters, and this needs "
+            "one that is trained itself"
         )
     return layers[-1]
 

@@ -140,8 +140,8 @@ def test_a_client_reads_what_a_server_finds_that_knows_the_policy(tmp_path):
     text = advice(tmp_path)
     assert "| | LeNet, untrained, 40 photographs | convnet, untrained, 40 photographs |" in text
     assert "| no policy | 100 | 80 |" in text
-    assert "| the hybrid, a server that ignores it until it compares | 20 | – |" in text
-    assert "| the hybrid, a server that was told what it drew, four rounds | 90 | – |" in text
+    assert "| with the policy: ignores it until it compares | 20 | – |" in text
+    assert "| with the policy: was told what it drew, four rounds | 90 | – |" in text
 
 
 def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):

@@ -26,6 +26,7 @@ from atsbook.runs.audit import (
     audit,
     audit_page,
     differences,
+    in_short,
     part_of,
     sample,
     summaries,
@@ -159,6 +160,9 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     assert accuracies == f"accuracies of stored networks: {numbers}, largest 0.0000"
     write_audit(audited, tmp_path)
     page = audit_page(tmp_path)
+    assert page.startswith(
+        "# Audit\n\n**Of 3 results that were computed again, 3 came out the same.**\n"
+    )
     assert "with seed 5, was made on CPU, " in page
     assert f"the archive had {audited['units']} units" in page
     assert all(row["title"] in page for row in audited["rows"])
@@ -178,6 +182,26 @@ def lines_of(units):
     ]
     (line,) = summaries({"rows": rows})
     return line
+
+
+def test_what_differs_is_counted_and_its_size_is_said():
+    off = {"attack": [[0.04, -0.05], [0.3, 0.0], [-15.4, 0.1]], "privacy": [[0.0]]}
+    rows = [
+        {"key": f"{kind} {number}", "kind": kind, "off": each}
+        for kind, units in off.items()
+        for number, each in enumerate(units)
+    ]
+    words = in_short({"rows": rows})
+    assert words.startswith(
+        "**Of 4 results that were computed again, 2 came out the same.** The other 2 are attacks"
+    )
+    assert words.endswith(
+        "no picture is off by more than 7.9 dB, and the largest difference is 15.4 dB."
+    )
+    rows.append({"key": "score", "kind": "privacy", "off": [0.01]})
+    assert in_short({"rows": rows}).endswith("2 came out the same.** The other 3 did not.")
+    rows.append({"key": "lost", "kind": "attack", "off": [float("nan"), 0.0]})
+    assert "Of 6 results that were computed again, 2 came out" in in_short({"rows": rows})
 
 
 SPREAD = np.random.default_rng(0).normal(0, 0.01, (33, 4))

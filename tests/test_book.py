@@ -35,6 +35,7 @@ ROOT = project_root()
 BOOK = ROOT / "book"
 TOC = yaml.safe_load((BOOK / "_toc.yml").read_text())
 CONFIG = yaml.safe_load((BOOK / "_config.yml").read_text())
+SURPRISES = (BOOK / "what_surprised_us.md").read_text()
 
 
 def listed(node):
@@ -251,6 +252,16 @@ def test_files_of_this_project_that_a_text_names_are_there(name):
     assert not [path for path in linked if not (folder / path).exists()]
 
 
+def test_each_surprise_is_told_on_its_page_and_in_its_folder():
+    scripts = {path.name for path in (ROOT / "findings").glob("*.sh")}
+    told = re.findall(
+        r"^- \*\*.+?\*\* .+ Source: .+`findings/(\w+\.sh)`\.$", SURPRISES, re.MULTILINE
+    )
+    assert sorted(told) == sorted(scripts)
+    table = (ROOT / "findings" / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[\w+\]\((\w+\.sh)\)", table, re.MULTILINE)) == sorted(scripts)
+
+
 def test_readme_and_first_page_have_the_numbers_that_the_results_give():
     assert start(ROOT / "results", book=False) == README, "python -m atsbook run --compute-only"
     assert start(ROOT / "results", book=True) == (BOOK / "intro.md").read_text()
@@ -302,6 +313,10 @@ def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
     own = {"LeNet": {"hits": {"none": 298, "hybrid": 275, "attacks": 300}}}
     (folder / "numbers.json").write_text(json.dumps(own))
     assert cells(numbers(tmp_path))["best"] == "298 → 275 of 300"
+    assert cells(numbers(tmp_path))["tried"] == "several"
+    own["LeNet"]["tried"] = 9
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["tried"] == "9"
 
 
 def test_the_book_shows_what_the_claims_came_to():

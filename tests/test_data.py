@@ -1070,6 +1070,15 @@ def test_a_copy_of_cifar_is_found_by_its_files(tmp_path, monkeypatch, inside):
         data.pack_official("cifar100", empty, tmp_path)
 
 
+@pytest.mark.parametrize("inside", ["cifar-100-python", ""])
+def test_a_damaged_copy_of_cifar_is_refused_by_its_file(tmp_path, inside):
+    copy = tmp_path / "cifar-100-python"
+    lay_out(copy, dict.fromkeys(("train", "test", "meta"), b"damaged"))
+    with refused("cannot be packed: train is damaged: its md5 is", "of the official file"):
+        data.pack_official("cifar100", copy.parent / inside, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
 @pytest.mark.parametrize("kind", ["zip", "folder", "the folder around it"])
 def test_a_copy_of_tinyimagenet_is_a_zip_or_the_folder_and_whole(tmp_path, monkeypatch, kind):
     archive = tmp_path / "tiny.zip"

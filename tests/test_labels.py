@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from checks import refused
 from torch import nn
+from torch.nn.utils import prune
 
 import atslib
 from atslib.attacks import ATTACKS, reconstruct, restore_labels
+from atslib.attacks.analytic import last_features
 from atslib.attacks.labels import RULES, infer_labels, to_counts
 from atslib.clients.observe import Observed, ThreatModel, observe
 from atslib.measures.batches import label_share
@@ -189,6 +192,78 @@ def test_labels_are_inferred_without_a_bias_whatever_sign_features_have(kind, cl
     restored = replace(seen, threat=ThreatModel(labels="restored"))
     told = restore_labels(restored, rng=0, rule="idlg")
     assert told.flatten().tolist() == list(range(classes))
+
+
+class Scores(nn.Module):
+    """Makes its scores of what its last layer gives."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.Tanh(), nn.Flatten())
+        self.last = nn.Linear(128, 8)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+        self.made = made
+
+    def forward(self, x):
+        return self.made(self.last(self.body(x)), self.weight)
+
+
+def scores_by(made):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Sequential(Normalize((0.5,), (0.25,)), Scores(made)).double().eval()
+
+
+MADE = {
+    "temperature": (lambda out, _: out / 0.1, True, False),
+    "log_softmax": (lambda out, _: out.log_softmax(1), True, True),
+    "negative": (lambda out, _: -out, False, False),
+    "other order": (lambda out, _: out.flip(1), False, False),
+    "weight of the network's own": (lambda out, weight: out @ weight, False, False),
+    "cosine": (lambda out, weight: F.normalize(out) @ F.normalize(weight, dim=0), False, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:1.weight takes no part")
+@pytest.mark.parametrize("name", MADE)
+def test_labels_are_told_only_where_the_last_layer_gives_the_scores(name):
+    made, inferred, restored = MADE[name]
+    seen = each_label(scores_by(made), 8)
+    if inferred:
+        assert infer_labels(seen).flatten().tolist() == list(range(8))
+    else:
+        with refused("labels cannot be inferred: the scores are not what the last layer '1.last'"):
+            infer_labels(seen)
+    seen = replace(seen, threat=ThreatModel(labels="restored"))
+    if restored:
+        assert restore_labels(seen, rng=0).flatten().tolist() == list(range(8))
+    else:
+        with refused("labels cannot be restored: the scores are not what the last layer '1.last'"):
+            restore_labels(seen, rng=0)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's vmap
+@pytest.mark.parametrize(
+    "computed",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.parametrizations.orthogonal,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight_norm", "spectral_norm", "orthogonal", "pruned"],
+)
+def test_of_a_last_layer_whose_weight_is_computed_the_bias_tells(computed):
+    """And no layer before it is taken for the last, though it has as many rows."""
+    model = scores_by(lambda out, _: out)
+    model[1].last = computed(model[1].last)
+    with pytest.warns(UserWarning, match="1.weight takes no part"):
+        seen = each_label(model, 8)
+    assert infer_labels(seen).flatten().tolist() == list(range(8))
+    with refused("last linear layer is computed from other parameters"):
+        last_features(seen.updates[0])
+    with refused("the weight of the last layer '1.last' is computed from other parameters"):
+        restore_labels(replace(seen, threat=ThreatModel(labels="restored")), rng=0)
 
 
 def test_of_two_classes_without_a_bias_features_of_both_signs_tell_no_label():

@@ -5,6 +5,7 @@ refuses: every client's gradient is torch's own of a fresh network with the stat
 import dataclasses
 import functools
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -482,10 +483,238 @@ class KeepsInModule(Keeps):
         return Body.forward(self, x) + TABLES["table"]
 
 
+class KeepsInClass(Keeps):
+    table = None
+
+    def forward(self, x):
+        if KeepsInClass.table is None:
+            KeepsInClass.table = self.bias[None] * 2
+        return Body.forward(self, x) + KeepsInClass.table + self.bias  # whose gradient is not 0
+
+
+class KeepsInClassByShape(Keeps):
+    tables = {"of shapes": {}}  # noqa: RUF012
+
+    def forward(self, x):
+        kept = self.tables["of shapes"]
+        if x.shape[2:] not in kept:
+            kept[x.shape[2:]] = self.bias[None] * 2
+        return Body.forward(self, x) + kept[x.shape[2:]]
+
+
+class KeepsInNewAttribute(Keeps):
+    def forward(self, x):
+        if not hasattr(KeepsInNewAttribute, "made"):
+            KeepsInNewAttribute.made = self.bias[None] * 2
+        return Body.forward(self, x) + KeepsInNewAttribute.made
+
+
+class Box:
+    def __init__(self):
+        self.table = None
+
+
+BOX = Box()
+BEHIND = []
+
+
+class KeepsInObject(Keeps):
+    def forward(self, x):
+        if BOX.table is None:
+            BOX.table = self.bias[None] * 2
+        return Body.forward(self, x) + BOX.table
+
+
+def behind(bias):
+    if not BEHIND:
+        BEHIND.append(bias[None] * 2)
+    return BEHIND[0]
+
+
+class KeepsBehindFunction(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + behind(self.bias)
+
+
+@functools.lru_cache
+def doubled(bias):
+    return bias[None] * 2
+
+
+class KeepsInCachedFunction(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + doubled(self.bias)
+
+
+class Settings:
+    """A class that nobody makes one of."""
+
+    step = 0
+    table = None
+
+    @classmethod
+    def doubled(cls, bias):
+        if cls.table is None:
+            cls.table = bias[None] * 2
+        return cls.table
+
+
+class KeepsInSettings(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + Settings.doubled(self.bias)
+
+
+class CountsInSettings(Body):
+    def forward(self, x):
+        Settings.step += 1
+        return super().forward(x) * Settings.step
+
+
+elsewhere = types.ModuleType("elsewhere")
+exec(
+    "kept = {}\n"
+    "def doubled(bias):\n"
+    "    return kept.setdefault(0, bias[None] * 2) if not kept else kept[0]\n",
+    elsewhere.__dict__,
+)
+
+
+class KeepsElsewhereInModule(Keeps):
+    def forward(self, x):
+        return Body.forward(self, x) + elsewhere.doubled(self.bias)
+
+
+HOOKED = {"calls": 0}
+
+
+def counting(layer, inputs, output):
+    HOOKED["calls"] += 1
+    return output * HOOKED["calls"]
+
+
+class CountsInHook(Body):
+    def __init__(self):
+        super().__init__()
+        self.last.register_forward_hook(counting)
+
+
+KEEPING_OUTSIDE = {
+    "TABLES of test_moving_networks": KeepsInModule,
+    "KeepsInClass.table": KeepsInClass,
+    "KeepsInClassByShape.tables": KeepsInClassByShape,
+    "KeepsInNewAttribute.made": KeepsInNewAttribute,
+    "BOX of test_moving_networks": KeepsInObject,
+    "Settings.table": KeepsInSettings,
+    "kept of elsewhere": KeepsElsewhereInModule,
+    "BEHIND of test_moving_networks": KeepsBehindFunction,
+    "doubled of test_moving_networks": KeepsInCachedFunction,
+}
+
+
+@pytest.fixture
+def nothing_kept():
+    """Nothing is kept outside networks, before and after."""
+
+    def empty():
+        TABLES.clear()
+        KeepsInClass.table = BOX.table = Settings.table = None
+        elsewhere.kept.clear()
+        KeepsInClassByShape.tables["of shapes"].clear()
+        if hasattr(KeepsInNewAttribute, "made"):
+            del KeepsInNewAttribute.made
+        BEHIND.clear()
+        doubled.cache_clear()
+
+    empty()
+    yield
+    empty()
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
+@pytest.mark.parametrize("place", KEEPING_OUTSIDE)
+def test_what_is_kept_outside_a_network_is_named_whoever_ran_it_before(place, called):
+    model = network(KEEPING_OUTSIDE[place])
+    if called != "never":
+        with torch.set_grad_enabled(called == "with gradients"):
+            model(images())
+    with refused(f"Sequential changes {place}", "outside it", "attribute or a buffer"):
+        atslib.observe(model, images(), LABELS)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_what_lies_outside_a_network_is_there_after_the_look_at_it():
+    with torch.no_grad():
+        for make in KEEPING_OUTSIDE.values():
+            network(make)(images())
+    kept = TABLES["table"], KeepsInClass.table, KeepsInNewAttribute.made, BOX.table, BEHIND[0]
+    for make in KEEPING_OUTSIDE.values():
+        with refused("outside it"):
+            atslib.observe(network(make), images(), LABELS)
+    after = TABLES["table"], KeepsInClass.table, KeepsInNewAttribute.made, BOX.table, BEHIND[0]
+    assert all(a is b for a, b in zip(kept, after, strict=True))
+    assert list(KeepsInClassByShape.tables["of shapes"]) == [(SIDE, SIDE)]
+
+
+SEEN = {}
+ALL_SEEN = []
+GRIDS = {}
+
+
+def logged(layer, inputs, output):
+    SEEN["hook"] = output
+
+
+@functools.lru_cache
+def grid(count):
+    return torch.arange(count).float()
+
+
+class Logged(Keeps):
+    """Keeps what nobody reads, and constant tables, outside; one parameter takes no part."""
+
+    means = torch.ones(3)
+
+    def __init__(self):
+        super().__init__()
+        self.idle = nn.Parameter(torch.ones(3))
+        self.last.register_forward_hook(logged)
+
+    def forward(self, x):
+        if "grid" not in GRIDS:
+            GRIDS["grid"] = torch.arange(3).float()
+        scores = Body.forward(self, x) + self.bias * grid(3) + GRIDS["grid"] + self.means
+        SEEN["scores"] = scores
+        ALL_SEEN.append(scores)
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore:1.idle takes no part")
+def test_logs_and_constant_tables_outside_a_network_do_no_harm():
+    def torchs(x, y):
+        model = network(Logged)
+        slopes = torch.autograd.grad(
+            F.cross_entropy(model(x), y), list(model.parameters()), allow_unused=True
+        )
+        pairs = zip(slopes, model.parameters(), strict=True)
+        return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+    pairs = zip(images().split(1), LABELS.split(1), strict=True)
+    wanted = torch.stack([torchs(x, y) for x, y in pairs])
+    model = network(Logged)
+    with torch.no_grad():
+        model(images())
+    for _ in range(2):
+        same(atslib.observe(model, images(), LABELS).gradients, wanted)
+    assert torch.equal(Logged.means, torch.ones(3))
+
+
 OUTSIDE = {
     "CountsInClass.calls": CountsInClass,
     "COUNTED of test_moving_networks": CountsInModule,
     "a default of CountsInDefault.forward": CountsInDefault,
+    "HOOKED of test_moving_networks": CountsInHook,
+    "Settings.step": CountsInSettings,
     "TABLES of test_moving_networks": KeepsInModule,
 }
 

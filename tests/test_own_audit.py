@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from browser import Browser, needs_chromium
-from checks import flip_a_bit
+from checks import flip_a_bit, refused
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import atsaudit
@@ -1012,6 +1012,27 @@ def test_buffers_say_train_mode_and_how_many_steps(tmp_path, kind, steps, moment
     assert kept.steps == steps + 4
     assert f"made {steps + 4} local steps" in kept.contradiction
     assert f"went up by {steps}" in kept.contradiction
+    assert "accumulates" not in kept.contradiction
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_update_that_is_not_finite_is_named_by_its_array(tmp_path, value):
+    kept_of(tmp_path / "a", with_statistics(), [5, 30])
+    arrays = load_file(tmp_path / "a" / "received.safetensors")
+    arrays["4.bias"][0] = value
+    save_file(arrays, tmp_path / "a" / "received.safetensors")
+    with refused("'4.bias', which the client sent, has numbers that are not finite"):
+        update_files.read(tmp_path / "a", number=None, kind=None, lr=None, steps=None)
+
+
+def test_counters_count_batches_and_that_is_said(tmp_path):
+    """Of a client that accumulates the gradients of two batches for each of two steps."""
+    model = with_statistics()
+    kept = kept_of(tmp_path / "a", model, [5, 30], steps=4)
+    assert (kept.steps, kept.counted) == (4, True)
+    kept = kept_of(tmp_path / "b", model, [5, 30], steps=4, facts={"steps": 2})
+    assert (kept.steps, kept.counted) == (2, False)
+    assert "accumulates the gradients of 2 batches for a step" in kept.contradiction
 
 
 def test_a_servers_mean_over_counters_is_no_whole_number_and_a_client_goes_on_from_it(tmp_path):
@@ -1069,6 +1090,10 @@ def test_the_command_attacks_a_client_in_the_mode_that_its_buffers_say(place, ca
     assert report["settings"]["victim"] == "train"
     assert report["cases"][0]["title"].startswith("one gradient of 3 images")
     assert any("Clients ran batch normalization in train mode" in note for note in report["notes"])
+    assert any(
+        "number of local steps, 1, is read off the counters" in note and "count batches" in note
+        for note in report["notes"]
+    )
     assert shell(*asked, "--victim", "eval", "--local-steps", "2", "--out", "b") == 4
     said = capsys.readouterr().out
     assert "Clients are said to run batch normalization in eval mode" in said

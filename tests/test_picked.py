@@ -75,8 +75,9 @@ def test_a_bar_is_as_long_as_its_number_and_says_it():
         "policy": (48.0, 48.0, 48.0),
         "less than nothing": (-0.6, -3, 2),
         "nearly nothing": (-0.3, -3, 2),
+        "nearly all": (99.7, 98.0, 100.0),
     }
-    svg = ET.fromstring(bars(rows, ["none", "policy", "other", "other"]))
+    svg = ET.fromstring(bars(rows, ["none", "policy", "other", "other", "other"]))
     drawn = [float(each.get("width")) for each in svg.iter(f"{SVG}rect") if each.get("class")]
     assert drawn[1] == pytest.approx(drawn[0] / 2, abs=0.1)
     assert drawn[2] == 0
@@ -90,6 +91,8 @@ def test_a_bar_is_as_long_as_its_number_and_says_it():
         "−1 %",
         "nearly nothing",
         "0 %",
+        "nearly all",
+        "99.7 %",
     ]
-    assert len(list(svg.iter(f"{SVG}path"))) == 3  # one number has no interval
+    assert len(list(svg.iter(f"{SVG}path"))) == 4  # one number has no interval
     assert svg.get("aria-label").startswith("none: 96 %; policy: 48 %")

@@ -432,6 +432,15 @@ def test_joint_pipelines_of_torchvision_take_a_policy(images):
             pipeline()(as_pil(images[0]), {"objects": part, "label": 7})
 
 
+def test_a_list_of_modules_of_torchvision_takes_a_policy(images):
+    transforms = pytest.importorskip("torchvision.transforms", exc_type=ImportError)
+    wanted = as_pil(Policy.parse("3-1-7")(images[:1], rng=rng(4))[0])
+    transform = Policy.parse("3-1-7").as_torchvision(seed=4)
+    got = transforms.RandomApply(torch.nn.ModuleList([transform]), p=1.0)(as_pil(images[0]))
+    assert np.array_equal(np.asarray(got), np.asarray(wanted))
+    assert repr(transform) == "PilTransform(Policy(ids=(3, 1, 7)), seed=4)"
+
+
 # --- all that a policy can make of an image -----------------------------------------------------------------
 
 

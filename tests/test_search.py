@@ -349,6 +349,17 @@ def test_a_folder_is_split_80_to_20_in_every_class_and_always_alike(folder):
     assert len(set(map(tuple, others))) > 3
 
 
+@pytest.mark.parametrize(
+    "name",
+    [".ipynb_checkpoints/00-checkpoint.png", ".git/objects/0.png", ".thumbnails/0.png", "._00.png"],
+)
+def test_what_programs_leave_hidden_in_a_class_is_passed_over(folder, name):
+    before = load_folder(folder, size=8)
+    write(folder / "cat" / name, 250)
+    for part, again in zip(before, load_folder(folder, size=8), strict=True):
+        assert torch.equal(part.pixels, again.pixels)
+
+
 @pytest.mark.parametrize("again", [lambda x: x, lambda x: x[:, ::-1]], ids=["equal", "mirrored"])
 def test_copies_of_a_photograph_are_in_one_part(tmp_path, again):
     draws = np.random.default_rng(0)

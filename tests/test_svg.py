@@ -46,6 +46,17 @@ def test_what_is_black_takes_the_pages_colour_and_a_line_keeps_its_own(figure):
     )
 
 
+@pytest.mark.parametrize(("names", "columns"), [(["none", "hybrid"], 4), (["a long name"] * 5, 3)])
+def test_no_name_of_a_legend_is_cut_and_one_that_fits_stays_as_it_is(figure, names, columns):
+    lines = list(figure.axes[0].lines) * len(names)
+    legend = figure.legend(lines, names, loc="outside upper left", ncols=4)
+    as_svg(figure)
+    (after,) = figure.legends
+    assert after.get_window_extent().width <= figure.bbox.width
+    assert [text.get_text() for text in after.get_texts()] == names
+    assert (after is legend) == (columns == 4)
+
+
 def test_it_says_what_it_shows_and_is_the_same_text_where_it_is_drawn_again(figure):
     text = as_svg(figure)
     assert ET.fromstring(text).get("aria-label") == "found <of 100>, %; steps; LeNet; ConvNet"

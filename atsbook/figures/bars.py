@@ -34,7 +34,11 @@ def bars(
     height = ROW * len(rows)
 
     def told(number: float) -> str:
-        return "–" if math.isnan(number) else f"{round(number)} {unit}".replace("-", "−")
+        if math.isnan(number):
+            return "–"
+        # 99.7 is not all
+        digits = 1 if number < most and round(number) == most else 0
+        return f"{round(number, digits) + 0:.{digits}f} {unit}".replace("-", "−")  # + 0: no −0
 
     said = "; ".join(f"{name}: {told(number)}" for name, (number, _, _) in rows.items())
     parts = [

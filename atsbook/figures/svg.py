@@ -6,6 +6,7 @@ from html import escape
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 # A page's column is 346 pixels wide on a phone of 400, so 10 of these points are there 9 pixels high.
@@ -24,6 +25,8 @@ def as_svg(figure: Figure) -> str:
         figure.set_size_inches(WIDTH, high)
     for text in figure.findobj(Text):
         text.set_fontsize(max(text.get_fontsize(), LEAST))
+    for legend in list(figure.legends):
+        _fit(figure, legend)
     file = io.StringIO()
     exact = {"svg.fonttype": "none", "svg.hashsalt": "figure"}
     with plt.rc_context(exact):
@@ -41,6 +44,18 @@ def as_svg(figure: Figure) -> str:
         f'style="width: 100%; max-width: {1.75 * width:.0f}px; height: auto" '
     )
     return text.replace("<svg ", head, 1)
+
+
+def _fit(figure: Figure, legend: Legend) -> None:
+    """Set a legend above the panels in as many columns as the figure has room for."""
+    handles = legend.legend_handles
+    names = [text.get_text() for text in legend.get_texts()]
+    columns = len(names)
+    while legend.get_window_extent().width > figure.bbox.width and columns > 1:
+        columns -= 1
+        legend.remove()
+        above = {"loc": "outside upper left", "ncols": columns, "frameon": False}
+        legend = figure.legend(handles, names, fontsize=LEAST, **above)
 
 
 def _said(figure: Figure) -> str:

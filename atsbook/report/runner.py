@@ -326,8 +326,10 @@ def _pages_of(
             how = {**nothing_new, "kernels": kernels}
             kept.extend(_executed([name], experiment, root, evidence, **how))
 
+        # Those that read most first: one that is long and comes last is waited for alone
+        most_first = sorted(pages, key=lambda name: -len(_keys_of(name, archive.root.parent)))
         with executing(jobs) as begin:
-            for name in pages:
+            for name in most_first:
                 begin(functools.partial(make, name))
     return kept
 

@@ -266,6 +266,29 @@ def summaries(outcome: dict) -> list[str]:
     return lines
 
 
+def in_short(outcome: dict) -> str:
+    """How many results came out the same, to `EQUAL_DB` or to the fourth digit of a score, and how
+    far off the others are; in two sentences.
+    """
+    furthest = {row["key"]: np.abs(row["off"]).max() for row in outcome["rows"]}
+    in_decibels = {row["key"]: UNITS[row["kind"]] == "dB" for row in outcome["rows"]}
+    other = {
+        key: most
+        for key, most in furthest.items()
+        if not most <= (EQUAL_DB if in_decibels[key] else 5e-5)
+    }
+    words = f"**Of {len(furthest)} results that were computed again, {len(furthest) - len(other)} came out the same.**"
+    sizes = [most for most in other.values() if np.isfinite(most)]
+    if sizes and all(in_decibels[key] for key in other):
+        words += (
+            f" The other {len(other)} are attacks: in half of these no picture is off by more than "
+            f"{np.median(sizes):.1f} dB, and the largest difference is {max(sizes):.1f} dB."
+        )
+    elif other:
+        words += f" The other {len(other)} did not."
+    return words
+
+
 def verdict(off: np.ndarray, units: np.ndarray) -> str:
     """Whether attacks are equal to the archive's, in words.
 
@@ -309,7 +332,7 @@ def write_audit(outcome: dict, results: Path) -> None:
 def audit_page(results: Path) -> str:
     """The page *Audit* in Markdown, from `results/audit.json`."""
     head = (
-        "# Audit\n\nThe evidence behind the pages lies in `results/`. `make report` checks all its hashes\n"
+        "The evidence behind the pages lies in `results/`. `make report` checks all its hashes\n"
         "and computes a random sample again on the machine at hand, from the stored networks: another\n"
         "one at every run. Another processor rounds otherwise, and an attack can make decibels of that in a single\n"
         "image; so equal is asked of the median over units and of their mean without the tenth at either end: are the\n"
@@ -317,12 +340,12 @@ def audit_page(results: Path) -> str:
     )
     file = Path(results) / "audit.json"
     if not file.exists():
-        return head + "No audit has been run yet.\n"
+        return f"# Audit\n\n{head}No audit has been run yet.\n"
     outcome = json.loads(file.read_text())
     machine = outcome["machine"]
     lines = [
         f"The last one, of {outcome['made']} with seed {outcome['seed']}, was made on {machine['device']} (torch "
-        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units, "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units then, "
         f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
         *(f"- {line}." for line in summaries(outcome)),
         "\n| Kept | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
@@ -334,4 +357,4 @@ def audit_page(results: Path) -> str:
             f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "
             f"{np.abs(off).max():.4f} | {duration(row['seconds'])} | {row['device']}, torch {row['torch']} |"
         )
-    return head + "\n".join(lines) + "\n"
+    return f"# Audit\n\n{in_short(outcome)}\n\n{head}" + "\n".join(lines) + "\n"

@@ -179,7 +179,7 @@ def _knowing(results: Path) -> str:
     for server, does in SERVERS.items():
         each = [shares.get((model, *server)) for model in models]
         cells = ["–" if share is None else f"{100 * share:.0f}" for share in each]
-        who = does if does == "no policy" else f"the hybrid, a server that {does}"
+        who = does if does == "no policy" else f"with the policy: {does}"
         lines.append(f"| {who} | {' | '.join(cells)} |")
     return (
         "## Against a server that knows the policy\n\nHow often, in percent, such a server singles out your photograph "
@@ -202,7 +202,7 @@ def _federation(results: Path) -> str:
         for name in ("told", "attacks", "accuracy")
     )
     accuracy = accuracy.query("view == 'server'")
-    lines = ["| | | no policy | with the hybrid |", "|---|---|---|---|"]
+    lines = ["| | | no policy | with the policy |", "|---|---|---|---|"]
     attacked = attacks["network"].iloc[0]
     for (view, past), rows in told.groupby(["view", "past"], sort=False):
         who = {"server": "the server", "sum": "one that sees only the sum of ten answers"}[view]
@@ -258,7 +258,7 @@ def _rivals(results: Path) -> str:
     return (
         f"## Beside noise and pruning\n\nOn {NAMES.get(model, model)}, the same attack, which does not adapt to the "
         "defense; bits are what it tells of the photograph, 6.6 at most; accuracies are of one small training of a "
-        f"ResNet20-1 each ([page]({PAGE.format('claim1_defenses')})). Another attack than on top, from which the hybrid "
+        f"ResNet20-1 each ([page]({PAGE.format('claim1_defenses')})). Another attack than on top, from which the policy "
         "hides less.\n\n" + "\n".join(lines)
     )
 

@@ -37,6 +37,7 @@ class Numbers:
         untrained, trained: share of photographs picked out, by network.
         best: by the strongest attack on the policy, on the untrained LeNet and other photographs: how
             many are picked out, and of how many.
+        tried: how many attacks the strongest is of; None where that is not kept.
         long: the same by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
         summed: what the sum of ten clients' first answers gives away, on the untrained LeNet.
@@ -56,6 +57,7 @@ class Numbers:
     untrained: Mapping[str, tuple[float, float]]
     trained: Mapping[str, tuple[float, float]]
     best: tuple[int, int, int] | None
+    tried: int | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
     summed: tuple[float, float] | None
@@ -178,6 +180,7 @@ def numbers(results: Path) -> Numbers:
         untrained=_found(attacks, "initial"),
         trained=_found(attacks, "trained"),
         best=_best(results),
+        tried=_exported(results, BEST).get(NAMES["lenet"], {}).get("tried"),
         long=_long(_rows(results, "claim2_generality", "long")),
         fashion=_by_network(_rows(results, "claim3_transfer", "attacks")),
         summed=_summed(_rows(results, "ext9_collaborative", "told")),

@@ -70,6 +70,7 @@ def cells(known: Numbers) -> dict[str, str]:
     return {
         "untrained_lenet": shares(known.untrained.get("lenet")),
         "best": "{} → {} of {}".format(*known.best) if known.best else MISSING,
+        "tried": tried(known),
         "summed": shares(known.summed),
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
@@ -79,6 +80,11 @@ def cells(known: Numbers) -> dict[str, str]:
         "accuracy": accuracy,
         "score": score,
     }
+
+
+def tried(known: Numbers) -> str:
+    """How many attacks the strongest is of."""
+    return "several" if known.tried is None else f"{known.tried}"
 
 
 def costs(known: Numbers) -> list[float]:
@@ -112,6 +118,7 @@ def answer(known: Numbers) -> dict[str, str] | None:
         "best_bare": f"{best_bare}",
         "best_hidden": f"{best_hidden}",
         "attacks": f"{attacks}",
+        "tried": tried(known),
         "almost_all": best_hidden > 0.9 * attacks,
         "costs": " to ".join(f"{each:.1f}" for each in dict.fromkeys((lost[0], lost[-1]))),
         "paper_gains": f"{after - before:+.1f}".replace("-", "−"),

@@ -17,12 +17,15 @@ from atslib.clients.observe import Observed, Update
 from atslib.data.images import describe
 from atslib.errors import AtsError, choose
 from atslib.gradients.inputs import scores_of
-from atslib.gradients.problems import unflatten
+from atslib.gradients.problems import example_gradients, unflatten
 from atslib.models import Ends, ends_of, loss_of, shared_parameters
 from atslib.rng import as_stream
 
 DUMMIES = 64  # images of the server's own that tell how features and probabilities vary
 ROUNDS = 8  # of counting and estimating probabilities in turn; more change nothing
+TRIED = 8  # of these, on which the rule for a single image is tried
+FAINT = 1e-3  # of the largest: a gradient that may be rounding
+ROUNDING = 0.02  # of a probability, in any precision
 APART = 0.5  # of sums of cosines, by which the label's row has to point more against the others
 DOUBT = (
     0.05  # of a mean over classes: the error of p in a class against what sets its own images apart
@@ -39,9 +42,12 @@ def infer_labels(seen: Observed) -> Tensor:
     features of both signs, as a layer normalization makes them, it is the class whose row points
     against all others.
 
+    Whether the rule holds is seen on images of the server's own, whose labels it knows: a network
+    may compute its scores from what its last layer gives.
+
     Raises:
-        AtsError: the last layer is not linear; or nothing tells its label, as of two classes
-            without a bias and with features of both signs.
+        AtsError: the last layer is not linear, or does not give the scores; or nothing tells its
+            label, as of two classes without a bias and with features of both signs.
     """
     update = seen.updates[0]
     ends = seen_ends(update.model, seen.shape)
@@ -53,13 +59,44 @@ def infer_labels(seen: Observed) -> Tensor:
         raise AtsError(
             f"labels cannot be inferred: the last layer {ends.head!r} is no linear layer of {ends.classes} rows"
         )
-    weight, bias = last_gradients(update.gradients, update.model, ends, "inferred")
-    if bias is not None:
-        return bias.argmin(1, keepdim=True)
     made = torch.Generator().manual_seed(0)
     dummies = torch.rand(DUMMIES, *seen.shape, generator=made).to(update.gradients)
-    features = _before_last(update.model, layer, dummies)
-    return without_bias(weight.flatten(2), bool((features >= 0).all())).unsqueeze(1)
+    positive = layer.bias is None and bool(
+        (_before_last(update.model, layer, dummies)[0] >= 0).all()
+    )
+
+    def told(gradients: Tensor) -> tuple[Tensor, Tensor]:
+        weight, bias = last_gradients(gradients, update.model, ends, "inferred")
+        if bias is not None:
+            return bias.argmin(1), bias
+        return without_bias(weight.flatten(2), positive), weight
+
+    labels, _ = told(update.gradients)
+    _check_rule(update.model, dummies[:TRIED], ends, told)
+    return labels.unsqueeze(1)
+
+
+def _check_rule(
+    model: nn.Module,
+    images: Tensor,
+    ends: Ends,
+    told: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    """Raise `AtsError` unless a rule tells the labels of the server's own images, as far as these
+    have a gradient in the last layer.
+    """
+    labels = torch.arange(len(images), device=images.device) % ends.classes
+    try:
+        gradients = example_gradients(model, images, labels).detach()
+    except AtsError:  # it takes no single image, say: that is told elsewhere
+        return
+    own, entries = told(gradients)
+    size = entries.flatten(1).abs().amax(1)
+    if bool(((own != labels) & (size > FAINT * size.amax())).any()):
+        raise AtsError(
+            f"labels cannot be inferred: the scores are not what the last layer {ends.head!r} gives, as its gradient of "
+            "other images shows; let the server know them (ThreatModel.labels='known')"
+        )
 
 
 def without_bias(rows: Tensor, positive: bool) -> Tensor:
@@ -86,16 +123,16 @@ def without_bias(rows: Tensor, positive: bool) -> Tensor:
     return order[:, 0]
 
 
-def _before_last(model: nn.Module, layer: nn.Module, images: Tensor) -> Tensor:
-    """What the last layer gets of images (J, C, H, W) in [0, 1]."""
+def _before_last(model: nn.Module, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer gets of images (J, C, H, W) in [0, 1], and the scores."""
     found = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     try:
         with torch.no_grad():
-            scores_of(model, images)
+            scores = scores_of(model, images)
     finally:
         hook.remove()
-    return found[-1]
+    return found[-1], scores
 
 
 def seen_ends(model: nn.Module, shape: Sequence[int]) -> Ends:
@@ -114,19 +151,25 @@ def seen_ends(model: nn.Module, shape: Sequence[int]) -> Ends:
 
 def last_gradients(
     gradients: Tensor, model: nn.Module, ends: Ends, what: str
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """The columns of (N, P) that are of the last layer's weight and bias, (N, K, ...) and (N, K).
 
     Raises:
-        AtsError: the layer, or its weight where it has no bias, is frozen.
+        AtsError: what is needed is frozen, or the weight is computed from other parameters.
     """
     own = dict(zip(shared_parameters(model), unflatten(gradients, model), strict=True))
     names = {id(p): name for name, p in model.named_parameters()}
     layer = model.get_submodule(ends.head)
-    weight = own.get(names[id(layer.weight)])
+    weight = own.get(names.get(id(layer.weight)))
     bias = None
     if layer.bias is not None:
-        bias = own.get(names[id(layer.bias)])
+        bias = own.get(names.get(id(layer.bias)))
+    if what == "inferred" and bias is not None:  # which tells them alone
+        return weight, bias
+    if id(layer.weight) not in names:
+        raise AtsError(
+            f"labels cannot be {what}: the weight of the last layer {ends.head!r} is computed from other parameters"
+        )
     if weight is None or (bias is None and layer.bias is not None):
         raise AtsError(
             f"labels cannot be {what}: the last layer {ends.head!r} is frozen, and its gradient not shared"
@@ -166,7 +209,7 @@ def head(update: Update, images: Tensor) -> Head:
     are the server's.
 
     Raises:
-        AtsError: it is no linear layer.
+        AtsError: it is no linear layer, or its output is not the scores.
     """
     model = update.model
     images = images.to(update.gradients)
@@ -177,12 +220,18 @@ def head(update: Update, images: Tensor) -> Head:
             f"labels cannot be restored: the last layer is a {type(last).__name__}, and must be a Linear"
         )
     weight, bias_gradient = last_gradients(update.mean_gradients, model, ends, "restored")
-    features = _before_last(model, last, images)
+    features, scores = _before_last(model, last, images)
     if features.ndim != 2:
         raise AtsError(
             f"labels cannot be restored: the last layer gets {describe(features)}, and must get (B, M)"
         )
     bias = torch.zeros_like(last.weight[:, 0]) if last.bias is None else last.bias
+    chances = F.linear(features.double(), last.weight.double(), bias.double()).softmax(1)
+    if bool(((chances - scores.double().softmax(1)).abs() > ROUNDING).any()):
+        raise AtsError(
+            f"labels cannot be restored: the scores are not what the last layer {ends.head!r} gives; let the server know "
+            "them (ThreatModel.labels='known')"
+        )
     return Head(
         weight=last.weight.detach().double(),
         bias=bias.detach().double(),

@@ -55,6 +55,7 @@ class Recorded:
         where: the folder, for messages.
         contradiction: a sentence where the number of steps that was said is not that of the buffers
             that clients sent; "" where they agree, or tell nothing.
+        counted: whether the number of steps is that of the counters of batch normalization.
     """
 
     sent: dict[str, Tensor]
@@ -64,6 +65,7 @@ class Recorded:
     records: tuple[Record, ...]
     where: Path
     contradiction: str = ""
+    counted: bool = False
 
 
 def bare(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -129,10 +131,15 @@ def steps_contradiction(recorded: Recorded) -> str:
     for record in recorded.records:
         count = counted_steps(recorded.sent, record, recorded.kind)
         if count and count != recorded.steps:
+            each, rest = divmod(count, recorded.steps)
+            accumulated = (
+                f" If it accumulates the gradients of {each} batches for a step, its batch normalization saw a part of "
+                "the photographs at a time, and all at once here."
+            )
             return (
                 f"{record.name} is said to have made {recorded.steps} local steps (--local-steps), and its counters of "
                 f"batch normalization (num_batches_tracked) went up by {count}; with another number of steps little is "
-                "found, whatever leaks."
+                f"found, whatever leaks.{'' if rest else accumulated}"
             )
     return ""
 

@@ -162,11 +162,27 @@ def _copied_cifar(name: str, source: Path) -> dict[str, dict]:
         raise AtsError(f"there is no {folder} in it with {', '.join(files)}, as torchvision has it")
     if missing := [file for file in files if not (inner / file).is_file()]:
         raise AtsError(f"{inner.name} has no {missing[0]}; it must hold {', '.join(files)}")
-    if inner.name == folder:
-        return _fetch_torchvision(name, inner.parent, download=False)
     with tempfile.TemporaryDirectory() as kept:  # torchvision knows the files by the folder's name
         (Path(kept) / folder).symlink_to(inner.resolve(), target_is_directory=True)
-        return _fetch_torchvision(name, Path(kept), download=False)
+        try:
+            return _fetch_torchvision(name, Path(kept), download=False)
+        except RuntimeError as error:  # which says neither what is wrong nor in which file
+            raise AtsError(_damaged_cifar(name, inner) or str(error)) from None
+
+
+def _damaged_cifar(name: str, folder: Path) -> str:
+    """A sentence on the first file whose md5 is not the one that torchvision knows; "" where all
+    are.
+    """
+    import torchvision
+
+    known = getattr(torchvision.datasets, KINDS[name].official)
+    files = dict([*known.train_list, *known.test_list])
+    for file, md5 in (files | {known.meta["filename"]: known.meta["md5"]}).items():
+        found = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
+        if found != md5:
+            return f"{file} is damaged: its md5 is {found}, that of the official file {md5}"
+    return ""
 
 
 def _copied_tinyimagenet(source: Path) -> dict[str, dict]:

@@ -249,10 +249,12 @@ def _by_torch(model: nn.Module, inputs: Tensor, further: bool, kept: tuple[Place
     return targets, plain, second, unused, moved(model, probe)
 
 
-def _slope(gradients: list[Tensor], z: Tensor) -> Tensor:
+def _slope(gradients: list[Tensor], z: Tensor, retain_graph: bool = False) -> Tensor:
     """The derivative of a cost of the gradients in `z`; zeros where they do not depend on it."""
     cost = sum(g.square().sum() + g.sin().sum() for g in gradients if g.requires_grad)
-    slope = torch.autograd.grad(cost, z, allow_unused=True)[0] if isinstance(cost, Tensor) else None
+    if not isinstance(cost, Tensor):
+        return torch.zeros_like(z)
+    slope = torch.autograd.grad(cost, z, retain_graph=retain_graph, allow_unused=True)[0]
     return torch.zeros_like(z) if slope is None else slope
 
 
@@ -357,13 +359,14 @@ def _twice(layer: nn.Module, inputs: tuple) -> bool:
         with torch.enable_grad(), SameRules():
             out = layer(*own)
             out = out if isinstance(out, Tensor) else next(part for part in out if _is_float(part))
-            slopes = torch.autograd.grad(
-                out.square().sum(), varied, create_graph=True, allow_unused=True
-            )
-            second = _slope([s for s in slopes if s is not None], own[0])
+            weights = torch.ones_like(out).requires_grad_()  # layers behind it depend on others too
+            cost = (out.square() + weights * out).sum()
+            slopes = torch.autograd.grad(cost, varied, create_graph=True, allow_unused=True)
+            used = [s for s in slopes if s is not None]
+            second = [_slope(used, of, retain_graph=True) for of in (own[0], weights)]
     except Exception:
         return False
-    return bool(second.isfinite().all())
+    return all(bool(each.isfinite().all()) for each in second)
 
 
 def _is_float(value: object) -> bool:

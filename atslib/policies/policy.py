@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +18,7 @@ from textwrap import shorten
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from atslib.errors import AtsError, as_path, check_kind
 from atslib.files import write_atomically
@@ -228,8 +228,7 @@ def forms(policy: Policy | Hybrid, pixels: Tensor) -> Tensor:
     return torch.stack(made)
 
 
-@dataclass(frozen=True)
-class PilTransform:
+class PilTransform(nn.Module):
     """A policy on single PIL images (mode RGB or L), pixel for pixel what the batched form gives.
 
     `seed=None` draws from torch's default generator, as torchvision does; a DataLoader seeds that
@@ -239,17 +238,29 @@ class PilTransform:
 
     In a joint pipeline of `torchvision.transforms.v2` it takes whole samples too, such as (image,
     label) or a dict, and `tv_tensors.Image` of uint8. What moves with an image, boxes, masks and
-    key points, is refused: policies were made for classification, and would leave it behind.
+    key points, is refused: policies were made for classification, and would leave it behind. It is a
+    module, since torchvision takes transforms in a `ModuleList` too.
     """
 
-    policy: Policy | Hybrid
-    seed: int | None = None
-    _rng: torch.Generator | None = field(init=False, repr=False, compare=False)
+    def __init__(self, policy: "Policy | Hybrid", seed: int | None = None) -> None:
+        super().__init__()
+        self.policy = policy
+        self.seed = seed
+        self._rng = None if seed is None else stream(seed)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_rng", None if self.seed is None else stream(self.seed))
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return (self.policy, self.seed) == (other.policy, other.seed)
 
-    def __call__(self, *sample: object) -> object:
+    def __hash__(self) -> int:
+        return hash((self.policy, self.seed))
+
+    def extra_repr(self) -> str:
+        """The policy and the seed."""
+        return f"{self.policy!r}, seed={self.seed!r}"
+
+    def forward(self, *sample: object) -> object:
         """One image in, a new one out; of a sample that has one image, a new sample with a new
         image.
 
