@@ -209,7 +209,7 @@ def pytest_collection():
 BOOK = {
     f"test_{name}.py"
     for name in (
-        "advice", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
+        "advice", "answers", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
         "defended", "details", "effects", "figures", "general_leakage", "history", "inverting", "leaking", "learned",
         "one_cell", "outcomes", "pages", "picked", "regimes", "rekey", "report", "rules", "score_pages", "shown",
         "svg", "sweep", "switches", "transformations", "widgets", "your_own",
