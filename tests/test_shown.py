@@ -26,6 +26,7 @@ from atsbook.runs.shown import (
     write_changed,
 )
 from atsbook.store import Store
+from atslib.files import project_root
 
 
 @pytest.mark.parametrize(
@@ -283,6 +284,14 @@ def test_a_report_writes_beside_what_is_committed_and_says_what_differs_and_by_h
     assert page.endswith(f"; 1 of {len(table)} rows differ, at most by 0.25")
     assert text.startswith("README.md: committed “")
     assert files() == before
+
+
+def test_texts_are_made_beside_the_committed_ones_from_the_evidence_where_it_lies(tmp_path):
+    root = project_root()
+    shutil.copytree(root / "notebooks", tmp_path / "notebooks")
+    runner._complete(root, tmp_path)  # without the tables of the evidence
+    making.publish_answers(tmp_path, root / "results")
+    assert runner._text_differences(root, tmp_path) == []
 
 
 def test_zips_differ_by_what_is_in_them(tmp_path):

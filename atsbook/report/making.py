@@ -150,7 +150,7 @@ def publish_answers(root: Path, evidence: Path | None = None) -> None:
         file.write_text(text, encoding="utf-8")
     insert_effects(root / "book" / "deviations.md", root / "results")
     insert_audits(book / "audit_your_own.md", results)
-    insert_one_cell(book / "method.md", results)
+    insert_one_cell(book / "method.md", evidence or results)
 
 
 def picture_of(page: Path) -> str:

@@ -40,11 +40,14 @@ def in_the_cell(attack: AttackUnit) -> bool:
     )
 
 
-def one_cell(results: Path) -> str:
+def one_cell(evidence: Path) -> str:
     """A Markdown table, a row for each pair of attacks that differ in the policy alone, over all draws of weights and
     policy; those that find most under the hybrid first.
+
+    Args:
+        evidence: the folder of the archive.
     """
-    archive = Archive(results)
+    archive = Archive(evidence)
     kept = defaultdict(lambda: {"": [], HYBRID: []})
     pages = defaultdict(set)
     for key, line in archive.entries().items():
@@ -78,6 +81,6 @@ def one_cell(results: Path) -> str:
     return "\n".join([HEAD, *(row for _, row in sorted(rows))]) + "\n"
 
 
-def insert_one_cell(path: Path, results: Path) -> None:
+def insert_one_cell(path: Path, evidence: Path) -> None:
     """Put the table between its marks in a Markdown file; a file that is not there is left."""
-    insert_tables(path, results, {MARK: one_cell})
+    insert_tables(path, evidence, {MARK: one_cell})
