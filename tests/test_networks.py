@@ -558,16 +558,24 @@ def test_a_network_that_is_wholly_frozen_shares_nothing():
         atslib.fit(model, toy(4), TrainConfig(epochs=1), rng=0)
 
 
-def test_labels_are_not_read_off_a_frozen_head():
+@pytest.mark.parametrize("frozen", [-1, -2])
+def test_labels_are_not_read_off_a_frozen_head_but_its_bias_alone_tells_them(frozen):
     model = atslib.build_model("lenet-4", 10, rng=0)
-    list(model.parameters())[-2].requires_grad_(False)
-    seen = observe(
-        model, photographs(1, 32), torch.tensor([1]), threat=ThreatModel(labels="inferred")
-    )
-    with refused("the last layer '1.7' is frozen"):
-        infer_labels(seen)
+    weight, bias = list(model.parameters())[-2:]
+
+    def seen():
+        labels = torch.tensor([1])
+        return observe(model, photographs(1, 32), labels, threat=ThreatModel(labels="inferred"))
+
+    (weight, bias)[frozen].requires_grad_(False)
     with refused("the last layer is frozen"):
-        last_features(seen.updates[0])
+        last_features(seen().updates[0])
+    if frozen == -2:  # the gradient of the bias is probability minus label
+        assert infer_labels(seen()).tolist() == [[1]]
+    weight.requires_grad_(False)
+    bias.requires_grad_(False)
+    with refused("the last layer '1.7' is frozen"):
+        infer_labels(seen())
 
 
 class HeadFirst(nn.Module):
