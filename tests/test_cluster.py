@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import gc
 import ipaddress
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -199,6 +201,29 @@ def test_a_cluster_whose_workers_are_gone_is_waited_for_and_then_left():
         "--scheduler tcp://10.0.0.5:8786", "no worker for 301 s", "what is finished is kept"
     ):
         slots()
+
+
+def test_a_client_that_found_no_scheduler_is_gone_before_the_next_one_begins(
+    dask, store, monkeypatch
+):
+    made = []
+
+    class Refused:
+        def __init__(self, *_, **__):
+            assert all(one() is None for one in made)
+            self.cycle = self  # as through an error's traceback: only a collection ends it
+            made.append(weakref.ref(self))
+            raise OSError("refused")
+
+    monkeypatch.setattr(dask, "Client", Refused)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with refused("no Dask scheduler answers there (refused)"):
+                compute([Slow(0)], store, "cpu", scheduler="tcp://127.0.0.1:9")
+    finally:
+        gc.enable()
+    assert len(made) == 2
 
 
 def test_a_scheduler_without_any_worker_ends_with_a_sentence(cluster, store, monkeypatch):

@@ -5,6 +5,7 @@ Each is a `concurrent.futures.Executor` with the number of units that it takes a
 """
 
 import contextlib
+import gc
 import ipaddress
 import multiprocessing
 import os
@@ -112,6 +113,9 @@ def _cluster(scheduler: str, say: Callable[[str], None]) -> Iterator[Workers]:
         raise AtsError(
             f"--scheduler {scheduler} needs Dask: pip install 'atslib[cluster]'"
         ) from None
+    # A client of before that found no scheduler is closed when it is collected; if that comes while
+    # the next one begins, both wait for one lock for ever (distributed 2026.8.0)
+    gc.collect()
     try:
         client = Client(scheduler, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError, MemoryError) as error:
