@@ -400,13 +400,19 @@ def test_local_steps_move_the_state_of_their_own_client_alone(name):
         same(row, torch.cat(change).detach())
 
 
-@pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
-@pytest.mark.parametrize("name", KEEPING)
-def test_what_a_network_keeps_is_made_anew_for_each_gradient(name, called):
-    model = network(KEEPING[name])
+def called_before(kind, called):
+    """A network that was run once before, or never."""
+    model = network(kind)
     if called != "never":
         with torch.set_grad_enabled(called == "with gradients"):
             model(images())
+    return model
+
+
+@pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_a_network_keeps_is_made_anew_for_each_gradient(name, called):
+    model = called_before(KEEPING[name], called)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing takes no part in the scores
         seen = atslib.observe(model, images(), LABELS)
@@ -634,10 +640,7 @@ def nothing_kept():
 @pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
 @pytest.mark.parametrize("place", KEEPING_OUTSIDE)
 def test_what_is_kept_outside_a_network_is_named_whoever_ran_it_before(place, called):
-    model = network(KEEPING_OUTSIDE[place])
-    if called != "never":
-        with torch.set_grad_enabled(called == "with gradients"):
-            model(images())
+    model = called_before(KEEPING_OUTSIDE[place], called)
     with refused(f"Sequential changes {place}", "outside it", "attribute or a buffer"):
         atslib.observe(model, images(), LABELS)
 

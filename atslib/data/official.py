@@ -134,9 +134,7 @@ def _copied_fashion(source: Path) -> dict[str, dict]:
             )
         content = file.read_bytes()
         content = gzip.decompress(content) if file.suffix == ".gz" else content
-        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        if found != md5:
-            raise AtsError(f"{file.name} is damaged: its md5 is {found}, not {md5}")
+        _check_md5(file.name, content, md5)
         contents[name] = content
     return {
         split: {
@@ -167,22 +165,25 @@ def _copied_cifar(name: str, source: Path) -> dict[str, dict]:
         try:
             return _fetch_torchvision(name, Path(kept), download=False)
         except RuntimeError as error:  # which says neither what is wrong nor in which file
-            raise AtsError(_damaged_cifar(name, inner) or str(error)) from None
+            _check_cifar(name, inner)
+            raise AtsError(str(error)) from None
 
 
-def _damaged_cifar(name: str, folder: Path) -> str:
-    """A sentence on the first file whose md5 is not the one that torchvision knows; "" where all
-    are.
-    """
+def _check_cifar(name: str, folder: Path) -> None:
+    """Raise `AtsError` for the first file whose md5 is not the one that torchvision knows."""
     import torchvision
 
     known = getattr(torchvision.datasets, KINDS[name].official)
     files = dict([*known.train_list, *known.test_list])
     for file, md5 in (files | {known.meta["filename"]: known.meta["md5"]}).items():
-        found = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
-        if found != md5:
-            return f"{file} is damaged: its md5 is {found}, that of the official file {md5}"
-    return ""
+        _check_md5(file, (folder / file).read_bytes(), md5)
+
+
+def _check_md5(file: str, content: bytes, md5: str) -> None:
+    """Raise `AtsError`, which names the file, where its content is not the official one."""
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise AtsError(f"{file} is damaged: its md5 is {found}, that of the official file {md5}")
 
 
 def _copied_tinyimagenet(source: Path) -> dict[str, dict]:
