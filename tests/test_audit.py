@@ -155,16 +155,18 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     audited = off_by((0.0, 0.0), tmp_path, **changes)
     assert {row["kind"] for row in audited["rows"]} == {"attack", "tested"}
     attacks, accuracies = summaries(audited)
-    assert attacks.startswith("attacks: 8 numbers of 2 units, +0.0000 dB in the mean, ")
-    numbers = "1 numbers of 1 units, +0.0000 points in the mean, +0.0000 in the median, standard deviation 0.0000"
-    assert accuracies == f"accuracies of stored networks: {numbers}, largest 0.0000"
+    assert attacks.startswith("attacks: 2 results, 8 numbers; new minus old +0.00 dB in the mean, ")
+    numbers = "1 result, 1 number; new minus old +0.0000 points in the mean, +0.0000 in the median"
+    assert accuracies == (
+        f"accuracies of stored networks: {numbers}, the largest difference 0.0000"
+    )
     write_audit(audited, tmp_path)
     page = audit_page(tmp_path)
     assert page.startswith(
         "# Audit\n\n**Of 3 results that were computed again, 3 came out the same.**\n"
     )
     assert "with seed 5, was made on CPU, " in page
-    assert f"the archive had {audited['units']} units" in page
+    assert f"the archive had {audited['units']:,} results" in page
     assert all(row["title"] in page for row in audited["rows"])
 
 
@@ -217,26 +219,26 @@ WILD = np.vstack([SPREAD[:-1], [[-15.4, 0.0, 0.0, 0.0]]])
         (SPREAD - 0.2, "**not equal**"),
         (
             np.where(np.arange(33)[:, None] < 20, SPREAD, SPREAD - 0.3),
-            "*cannot tell* whether equal",
+            "*cannot tell*",
         ),
-        (SPREAD + 0.05, "*cannot tell* whether equal"),
-        (SPREAD[:5], "*cannot tell* whether equal"),
+        (SPREAD + 0.05, "*cannot tell*"),
+        (SPREAD[:5], "*cannot tell*"),
     ],
 )
 def test_attacks_are_equal_by_the_median_and_the_trimmed_mean(units, words):
-    assert f"; {words} by the bound of 0.05 dB" in lines_of(units)
+    assert f" the bound for two devices of one kind: {words}" in lines_of(units)
 
 
 def test_the_interval_of_the_median_lies_between_two_of_its_values():
     values = np.arange(33) / 1000
-    low, high = (f"{values[place]:+.4f}" for place in (10, 22))  # of 33 values, by the binomial
-    assert f"the median over units between {low} and {high} dB" in lines_of(values[:, None])
+    low, high = (f"{values[place]:+.3f}" for place in (10, 22))  # of 33 values, by the binomial
+    assert f"the median over results is {low} to {high} dB" in lines_of(values[:, None])
 
 
 def test_one_sided_divergence_is_counted_apart():
     off = [0.01, float("nan"), -0.01]
     (line,) = summaries({"rows": [{"key": "one", "kind": "attack", "off": off}]})
-    assert "3 numbers of 1 units, +0.0000 dB in the mean" in line
+    assert "1 result, 3 numbers; new minus old +0.00 dB in the mean" in line
     assert "and 1 that diverged on one side only" in line
 
 

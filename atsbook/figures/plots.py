@@ -319,7 +319,7 @@ def trends(
             axis.axhline(0, color="0.3", lw=0.8, ls="--")
             if (table[x] == 0).any():
                 axis.set_xscale("symlog", linthresh=1)
-                axis.set_xlim(left=-0.4)
+                axis.set_xlim(-0.4, 1.6 * table[x].max())  # the last marker is whole
                 if across == 3:  # where the numbers of every power would run into each other
                     ticks = [0, *(10**power for power in (1, 3) if 10**power <= table[x].max())]
                     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])

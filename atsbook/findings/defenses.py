@@ -21,8 +21,8 @@ TUNED = "ATS, tuned against the attack"
 # The two policies that the paper's search found for CIFAR-100, and its hybrid of them
 SEARCHED = ("3-1-7", "43-18-18")
 HYBRID = "+".join(SEARCHED)
-OF_THE_PAPER = {HYBRID: "the paper's hybrid"}  # how its policies are called
-OF_THE_PAPER |= {policy: f"its member {policy}" for policy in SEARCHED}
+OF_THE_PAPER = {HYBRID: "the paper's policy"}  # how its policies are called
+OF_THE_PAPER |= {policy: f"member {policy} alone" for policy in SEARCHED}
 OWN = ("ATS", TUNED)  # the kinds that the claim is about
 LEAST_KIND = "ATS, least found of all"
 # A defense of the gradient, the network or the batch → how it is called, with its strength

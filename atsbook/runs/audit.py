@@ -244,8 +244,8 @@ def processor() -> str:
 
 
 def summaries(outcome: dict) -> list[str]:
-    """One sentence per kind: how many numbers, how far off in the mean, the spread, and for attacks
-    `verdict`.
+    """Words for each kind: how many numbers, how far off in the mean, in the median and at most, and
+    for attacks `verdict`.
     """
     lines = []
     for kind, unit in UNITS.items():
@@ -255,13 +255,16 @@ def summaries(outcome: dict) -> list[str]:
         off = np.concatenate(list(rows.values()))
         units = np.repeat(list(rows), list(map(len, rows.values())))
         finite = off[np.isfinite(off)]
-        text = f"{WORDS[kind]}: {len(off)} numbers of {len(rows)} units, {finite.mean():+.4f} {unit} in the mean, "
-        text += f"{np.median(finite):+.4f} in the median, "
-        text += f"standard deviation {finite.std():.4f}, largest {np.abs(finite).max():.4f}"
+        digits = 2 if unit == "dB" else 4
+        of = f"{len(rows)} result{'s' * (len(rows) > 1)}, {len(off)} number{'s' * (len(off) > 1)}"
+        text = (
+            f"{WORDS[kind]}: {of}; new minus old {finite.mean():+.{digits}f} {unit} in the mean, "
+        )
+        text += f"{np.median(finite):+.{digits}f} in the median, the largest difference {np.abs(finite).max():.{digits}f}"
         if len(finite) < len(off):
             text += f", and {len(off) - len(finite)} that diverged on one side only"
         lines.append(
-            text + (f"; {verdict(finite, units[np.isfinite(off)])}" if kind == "attack" else "")
+            text + (f". {verdict(finite, units[np.isfinite(off)])}" if kind == "attack" else "")
         )
     return lines
 
@@ -303,24 +306,24 @@ def verdict(off: np.ndarray, units: np.ndarray) -> str:
     Source: order statistics for the median; Yuen (1974) for the trimmed mean.
     """
     by_unit = pd.Series(off).groupby(list(units))
-    bound = f"by the bound of {EQUAL_DB} dB, which is for two devices of one kind"
+    bound = f"within ±{EQUAL_DB} dB, the bound for two devices of one kind"
     if len(by_unit) < FEWEST:
-        return f"*cannot tell* whether equal {bound}: that takes {FEWEST} units"
+        return f"Whether they are equal {bound}: *cannot tell*, as that takes {FEWEST} results"
     median = stats.quantile_test(by_unit.median(), p=0.5).confidence_interval(0.95)
     trimmed = stats.mstats.trimmed_mean_ci(by_unit.mean(), limits=(TRIMMED, TRIMMED), alpha=0.05)
     intervals = {
-        "median over units": (median.low, median.high),
-        "mean without the tenth at either end": tuple(trimmed),
+        "median over results": (median.low, median.high),
+        "mean without the highest and the lowest tenth": tuple(trimmed),
     }
-    words = "*cannot tell* whether equal"
+    words = "*cannot tell*"
     if all(max(-low, high) <= EQUAL_DB for low, high in intervals.values()):
         words = "equal"
     elif any(max(low, -high) > EQUAL_DB for low, high in intervals.values()):
         words = "**not equal**"
-    between = ", the ".join(
-        f"{name} between {low:+.4f} and {high:+.4f} dB" for name, (low, high) in intervals.items()
+    between = " and of the ".join(
+        f"{name} is {low:+.3f} to {high:+.3f} dB" for name, (low, high) in intervals.items()
     )
-    return f"{words} {bound}: the {between} (95 %)"
+    return f"Whether they are equal {bound}: {words}. The 95 % interval of the {between}"
 
 
 def write_audit(outcome: dict, results: Path) -> None:
@@ -332,11 +335,12 @@ def write_audit(outcome: dict, results: Path) -> None:
 def audit_page(results: Path) -> str:
     """The page *Audit* in Markdown, from `results/audit.json`."""
     head = (
-        "The evidence behind the pages lies in `results/`. `make report` checks all its hashes\n"
-        "and computes a random sample again on the machine at hand, from the stored networks: another\n"
-        "one at every run. Another processor rounds otherwise, and an attack can make decibels of that in a single\n"
-        "image; so equal is asked of the median over units and of their mean without the tenth at either end: are the\n"
-        "95 % intervals of both inside the bound, is one outside, or does one lie across it?\n\n"
+        "The evidence behind the pages lies in `results/`. `make report` checks all its hashes, and computes a\n"
+        "random sample again, another one at every run, from the stored networks on the machine at hand. Another\n"
+        "processor rounds otherwise, and in a single picture an attack can make decibels of that. So attacks count\n"
+        f"as equal where they are so in general: where the 95 % intervals of the median over results, and of their\n"
+        f"mean without the highest and the lowest tenth, both lie within ±{EQUAL_DB} dB. They are *not equal* where one\n"
+        "lies outside; else it cannot be told.\n\n"
     )
     file = Path(results) / "audit.json"
     if not file.exists():
@@ -345,10 +349,11 @@ def audit_page(results: Path) -> str:
     machine = outcome["machine"]
     lines = [
         f"The last one, of {outcome['made']} with seed {outcome['seed']}, was made on {machine['device']} (torch "
-        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']} units then, "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']:,} results then, "
         f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
-        *(f"- {line}." for line in summaries(outcome)),
-        "\n| Kept | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
+        *(f"- {line[:1].upper()}{line[1:]}." for line in summaries(outcome)),
+        "\n<details><summary>Every result that was computed again</summary>\n",
+        "| Kept | Computed again | Numbers | Off in the mean | Largest | Time | Archived on |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in outcome["rows"]:
@@ -357,4 +362,5 @@ def audit_page(results: Path) -> str:
             f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "
             f"{np.abs(off).max():.4f} | {duration(row['seconds'])} | {row['device']}, torch {row['torch']} |"
         )
+    lines.append("\n</details>")
     return f"# Audit\n\n{in_short(outcome)}\n\n{head}" + "\n".join(lines) + "\n"
