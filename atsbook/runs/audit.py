@@ -257,10 +257,9 @@ def summaries(outcome: dict) -> list[str]:
         finite = off[np.isfinite(off)]
         digits = 2 if unit == "dB" else 4
         of = f"{len(rows)} result{'s' * (len(rows) > 1)}, {len(off)} number{'s' * (len(off) > 1)}"
-        text = (
-            f"{WORDS[kind]}: {of}; new minus old {finite.mean():+.{digits}f} {unit} in the mean, "
-        )
-        text += f"{np.median(finite):+.{digits}f} in the median, the largest difference {np.abs(finite).max():.{digits}f}"
+        mean, median = (round(end, digits) + 0.0 for end in (finite.mean(), np.median(finite)))
+        text = f"{WORDS[kind]}: {of}; new minus old {mean:+.{digits}f} {unit} in the mean, "
+        text += f"{median:+.{digits}f} in the median, the largest difference {np.abs(finite).max():.{digits}f}"
         if len(finite) < len(off):
             text += f", and {len(off) - len(finite)} that diverged on one side only"
         lines.append(
