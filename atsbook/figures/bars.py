@@ -33,11 +33,12 @@ def bars(
     """
     height = ROW * len(rows)
 
+    # 99.7 is not all; where one number needs a digit more, all have it
+    digits = int(any(number < most and round(number) == most for number, _, _ in rows.values()))
+
     def told(number: float) -> str:
         if math.isnan(number):
             return "–"
-        # 99.7 is not all
-        digits = 1 if number < most and round(number) == most else 0
         return f"{round(number, digits) + 0:.{digits}f} {unit}".replace("-", "−")  # + 0: no −0
 
     said = "; ".join(f"{name}: {told(number)}" for name, (number, _, _) in rows.items())

@@ -49,6 +49,7 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
     pairs = {
         "wide": known.on_papers("untrained"),
         "trained": known.on_papers("trained"),
+        "late": known.trained.get("lenet"),
         "sum": known.summed,
     }
     sides = tuple(

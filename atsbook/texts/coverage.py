@@ -25,15 +25,14 @@ WORDS = (
 )
 HEAD = """# Coverage
 
-The paper, its replication, and the paper of {{doc}}`results/ext7_general_leakage` print {rows} numbers. Here each
+**Of {rows} numbers that three papers print, {twins} have a counterpart measured here.** The papers are ATS, its
+replication, and the one that {{doc}}`results/ext7_general_leakage` is about. Each number
 stands beside its *twin*: what this project measured of the same quantity, with the same policy, data set and kind of
 network. A twin is the same question **at this project's scale, not the same experiment**: networks are narrower
 (`resnet20-1` for `resnet20-4`, `convnet-16` for `convnet`), attacks and trainings are shorter, images fewer, and
 profile `laptop` attacks by its strongest attack where they print Adam+Cosine; {{doc}}`reproduce` has the sizes. An
 untrained network in place of a trained one, and LeNet in place of a ResNet20, are named as such; n is the number of
 images behind a mean. For ImageNet stands Tiny ImageNet, or CIFAR-100. Compare directions and differences, not digits.
-
-**{twins} of {rows} have a twin.**
 
 """
 

@@ -74,6 +74,7 @@ def cells(known: Numbers) -> dict[str, str]:
         "summed": shares(known.summed),
         "untrained_wide": shares(known.on_papers("untrained")),
         "trained_wide": shares(known.on_papers("trained")),
+        "trained_lenet": shares(known.trained.get("lenet")),
         "gradients": shares(known.gradients),
         "compared_on": known.gradients[2] if known.gradients else "LeNet",
         "psnr": decibels,
