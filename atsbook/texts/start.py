@@ -48,6 +48,7 @@ def start(results: Path, *, book: bool) -> str:
         "cells": cells(known),
         "gradients": known.gradients,
         "hinders": _hinders(known),
+        "again": _again(known),
         "printed": {source: _printed(source) for source in ("ats", "replication")},
     }
     return rendered("start.md.jinja", book=book, **values)
@@ -130,6 +131,12 @@ def _hinders(known: Numbers) -> bool:
     """Whether fewer are found behind the policy where attacks were not chosen for it."""
     pairs = (known.on_papers("untrained"), known.untrained.get("lenet"))
     return all(pairs) and all(hidden < bare for bare, hidden in pairs)
+
+
+def _again(known: Numbers) -> bool:
+    """Whether a trained LeNet gives away as much as an untrained one, within two of a hundred."""
+    both = (known.untrained.get("lenet"), known.trained.get("lenet"))
+    return all(both) and abs(both[0][0] - both[1][0]) <= 0.02
 
 
 def _printed(source: str) -> dict[str, str]:
