@@ -42,6 +42,7 @@ def attacks() -> dict[str, dict[str, GradientMatching]]:
         "lenet": {
             "Adam, 300": lenet,
             "L-BFGS, 75 (`fast-lenet`)": ATTACKS["fast-lenet"],
+            "L-BFGS, 100": dataclasses.replace(ATTACKS["fast-lenet"], steps=100),
             "L-BFGS, 250 (`strong-lenet`)": ATTACKS["strong-lenet"],
         },
         "convnet-16": {
