@@ -64,7 +64,7 @@ bench: .venv/.ready
 
 # What can be made again in seconds; .venv and .store stay.
 clean:
-	rm -rf book/_build .pytest_cache .ruff_cache
+	rm -rf book/_build .pytest_cache .ruff_cache .import_linter_cache
 	find atslib atsaudit atsfed atsbook benchmarks notebooks tests -name __pycache__ -prune -exec rm -rf {} +
 
 # pip would compile one module after the other; some packages ship files that are not for this

@@ -19,8 +19,8 @@ from PIL import Image
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
 from atsbook.experiment import AttackUnit
+from atsbook.networks import ModelUnit
 from atsbook.runs.scoring import SearchUnit, unseen
-from atsbook.runs.settings import model_unit, settings
 from atslib.__main__ import main as library
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig
@@ -28,16 +28,31 @@ from atslib.data.load import available
 from atslib.errors import AtsError
 from atslib.scores.search import SearchConfig
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of networks, attacks, scores and searches that take no time; "initial" is the regime of an
+    untrained network.
+    """
+
+    dataset: str = "shapes"
+    model: str = "convnet-4"
+    regime: str = "trained"
+    fraction: float = 0.04
+    epochs: int = 1
+    attack: str = "adam-cosine"
+    images: int = 2
+    steps: int = 10
+    crop_flip: bool = True
+    semi_fraction: float = 0.04
+    candidates: int = 8
+    score_images: int = 3
+    score_points: int = 4
+    seed: int = 0
+
+
 # Two images and two steps, of networks that see a five-hundredth of the embedded images.
-TINY = settings(
-    model="lenet",
-    images=2,
-    steps=2,
-    fraction=0.002,
-    semi_fraction=0.002,
-    candidates=2,
-    device="cpu",
-)
+TINY = Sizes(model="lenet", images=2, steps=2, fraction=0.002, semi_fraction=0.002, candidates=2)
 
 
 class Killed(BaseException):
@@ -54,49 +69,59 @@ def refused(*parts):
     assert "\n" not in said, said
 
 
-def attack_unit(settings, policy="", **changes):
-    """The settings' attack on images transformed by `policy`, against the network that is theirs by
-    the regime; `changes` replace fields.
+def model_unit(sizes, policy="", **changes):
+    """A network of these sizes, trained with `policy`; `changes` replace fields."""
+    unit = ModelUnit(
+        dataset=sizes.dataset,
+        model=sizes.model,
+        fraction=sizes.fraction,
+        train=TrainConfig(policy=policy, epochs=sizes.epochs),
+        seed=sizes.seed,
+    )
+    return dataclasses.replace(unit, **changes)
+
+
+def attack_unit(sizes, policy="", **changes):
+    """An attack of these sizes on images transformed by `policy`, against the network of their
+    regime; `changes` replace fields.
     """
-    attack = ATTACKS[settings.attack]
+    attack = ATTACKS[sizes.attack]
     if isinstance(attack, GradientMatching):
-        attack = dataclasses.replace(attack, steps=settings.steps)
-    model = model_unit(settings, policy)
-    if settings.regime != "trained":
-        kind = settings.attacked or settings.model
-        model = model_unit(settings, model=kind, train=None, fraction=1.0)
+        attack = dataclasses.replace(attack, steps=sizes.steps)
+    model = model_unit(sizes, policy)
+    if sizes.regime != "trained":
+        model = model_unit(sizes, train=None, fraction=1.0)
     unit = AttackUnit(
         model=model,
         policy=policy,
         attack=attack,
         first=0,
-        last=settings.images,
-        crop_flip=settings.crop_flip == "fixed" or policy != "",
+        last=sizes.images,
+        crop_flip=sizes.crop_flip,
         frames=0,
-        seed=settings.seed,
+        seed=sizes.seed,
     )
     return dataclasses.replace(unit, **changes)
 
 
-def semi_trained(settings):
+def semi_trained(sizes):
     """The network that privacy scores are computed on."""
-    train = TrainConfig(policy="", epochs=settings.semi_epochs)
-    return model_unit(settings, fraction=settings.semi_fraction, train=train)
+    return model_unit(sizes, fraction=sizes.semi_fraction)
 
 
-def search_unit(settings):
+def search_unit(sizes):
     """A small search of candidates as the authors draw them."""
     config = SearchConfig(
-        candidates=settings.candidates,
+        candidates=sizes.candidates,
         sampler="authors",
-        keep=min(10, settings.candidates),
-        images=settings.score_images,
-        points=settings.score_points,
-        acc_images=min(8, len(unseen(settings.dataset))),
+        keep=min(10, sizes.candidates),
+        images=sizes.score_images,
+        points=sizes.score_points,
+        acc_images=min(8, len(unseen(sizes.dataset))),
         acc_variant="fixed",
         shard=16,
     )
-    return SearchUnit(model=semi_trained(settings), config=config, seed=settings.seed)
+    return SearchUnit(model=semi_trained(sizes), config=config, seed=sizes.seed)
 
 
 def needs(name):

@@ -48,6 +48,16 @@ def rays_leftovers():
 
 
 @pytest.fixture
+def flower_task(monkeypatch):
+    """Flower's messages carry the numbers of a run, a task and a node, which a running app has from it."""
+    pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_task_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
 def store(tmp_path, said):
     return Store(tmp_path / "store", say=said.append)
 

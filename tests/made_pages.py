@@ -27,7 +27,7 @@ verdict = Verdict("cannot tell", "two images are few", "{rule}")
 shape = {{"model": "lenet", "epochs": 0, "images": 2, "steps": 4, "fraction": 1.0}}
 facts = study.facts(runs, **shape)
 result = write_results(study, "{name}", {{"attacks": attacks}}, verdict, facts)
-HTML(result.headline)
+HTML(result.verdict.status)
 """
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import TINY as TWO_IMAGES
-from checks import attack_unit, refused, search_unit
+from checks import attack_unit, model_unit, refused, search_unit
 from made_pages import asked_by
 from safetensors.torch import load_file
 
@@ -22,7 +22,6 @@ from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.evidence import WithEvidence
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import model_unit
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atslib.clients.observe import observe

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import TINY as TWO_IMAGES
-from checks import attack_unit, needs, refused, search_unit
+from checks import attack_unit, model_unit, needs, refused, search_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -33,7 +33,6 @@ from atsbook.runs.audit import (
     write_audit,
 )
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import model_unit
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel

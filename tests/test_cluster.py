@@ -17,11 +17,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from checks import attack_unit, free_port, refused
+from checks import Sizes, attack_unit, free_port, refused
 
 from atsbook.runs import workers
 from atsbook.runs.schedule import compute
-from atsbook.runs.settings import settings
 from atsbook.runs.workers import is_open
 from atsbook.store import Store
 from atslib.errors import AtsError
@@ -29,7 +28,7 @@ from atslib.errors import AtsError
 pytestmark = pytest.mark.slow
 
 UNITS = 12
-SMALL = settings(model="lenet", images=2, steps=4, regime="initial", device="cpu")
+SMALL = Sizes(model="lenet", images=2, steps=4, regime="initial")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checks import flip_a_bit, refused
+from federations import Nodes, sent_by
 from torch import nn
 
 import atslib
@@ -56,7 +57,7 @@ class LeNet(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
 
 
-def sent_by(kind, net, image, label):
+def arrays_of(kind, net, image, label):
     """The arrays that a client sends after one step on an image."""
     before, trained = net.state_dict(), copy.deepcopy(net)
     optimizer = {
@@ -76,37 +77,25 @@ def sent_by(kind, net, image, label):
 
 
 @pytest.fixture
-def seen_round(tmp_path, monkeypatch):
+def seen_round(tmp_path, flower_task):
     """A round of a `Watched` strategy in which client i sends `kinds[i]` of image i."""
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import FedAvg
-    from flwr.supercore.task_identity import TaskIdentity
 
     from atsfed.watch_flower import Watched
 
-    for name in (
-        "_run_id",
-        "_task_id",
-        "_node_id",
-    ):  # messages carry them; a running app has them from Flower
-        monkeypatch.setattr(TaskIdentity, name, 1)
     data = atslib.load("shapes", "train")
-
-    class Nodes:
-        def get_node_ids(self):
-            return list(range(100, 110))
 
     def made(kinds, *, clients=None, images=1):
         torch.manual_seed(0)
         net, watching, replies = LeNet(), Watched(FedAvg(fraction_evaluate=0.0), tmp_path), []
         watching.configure_train(1, ArrayRecord(net.state_dict()), ConfigRecord(), Nodes())
         for i, kind in enumerate(kinds):
-            arrays = sent_by(kind, net, data.pixels[i : i + 1] / 255, data.labels[i : i + 1])
+            arrays = arrays_of(kind, net, data.pixels[i : i + 1] / 255, data.labels[i : i + 1])
             numbers = MetricRecord({"num-examples": images, "client": (clients or range(10))[i]})
             content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": numbers})
             reply = Message(content=content, dst_node_id=1, message_type="train")
-            reply.metadata._src_node_id = 100 + i
-            replies.append(reply)
+            replies.append(sent_by(100 + i, reply))
         watching.aggregate_train(1, replies)
         return net, data.pixels[: len(kinds)] / 255
 

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from checks import refused
+from federations import SMALL, shared
 from PIL import Image
 
 from atsfed import Federation, Tap, answer, dirichlet_shards, equal_shards
@@ -23,18 +24,10 @@ from atslib.clients.observe import ThreatModel
 from atslib.clients.prepare import to_images
 from atslib.clients.updates import LocalTraining
 from atslib.errors import AtsError
-from atslib.gradients.problems import unflatten
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SMALL = Federation(dataset="shapes", model="lenet-4", clients=10, fraction=0.02)
 LABELS = torch.arange(10).repeat_interleave(50)
-
-
-def shared(seen, model):
-    """An update by parameter, as it travels."""
-    rows = unflatten(seen.updates[0].gradients, model)
-    return {name: row[0] for (name, _), row in zip(model.named_parameters(), rows, strict=True)}
 
 
 # --- shards --------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.transformations import FUNCTIONS
 from atsbook.networks import dataset
-from atsbook.runs.settings import settings
 from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.widgets import Figure, data, interactive
 from atslib.measures.metrics import psnr
@@ -204,8 +203,7 @@ def test_an_unknown_kind_is_named(drawn_figures):
 
 
 def test_a_grey_data_set_has_the_same_figures():
-    chosen = settings(profile="smoke", dataset="shapes-grey")
-    images = data.pictures(chosen.dataset, range(3))
+    images = data.pictures("shapes-grey", range(3))
     assert images["size"][0] == 1
     assert len(base64.b64decode(images["pixels"])) == 3 * np.prod(images["size"])
 

@@ -6,40 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_federated import SMALL, shared
+from federations import SMALL, curious, replies, sent_by
 
-from atsfed import Federation, Tap, answer
+from atsfed import Federation, answer
 from atsfed.rounds import rounds
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
-
-
-def replies(federation, model, change=None):
-    """What Flower hands its strategy: an answer of every client, the last ones first, of node 100 +
-    its number.
-    """
-    from flwr.app import Message, MetricRecord, RecordDict
-
-    from atsfed import flower
-
-    made = []
-    for client in reversed(range(federation.clients)):
-        seen = answer(federation, model, client, 1)
-        tensors = shared(seen, model) if change is None else change(client, shared(seen, model))
-        arrays = flower._record({name: value.numpy() for name, value in tensors.items()})
-        numbers = MetricRecord({"num-examples": seen.threat.batch, "client": client})
-        content = RecordDict({flower.ARRAYS: arrays, flower.NUMBERS: numbers})
-        made.append(
-            sent_by(100 + client, Message(content=content, dst_node_id=1, message_type="train"))
-        )
-    return made
-
-
-def sent_by(node, message):
-    """The message as it comes from a node; Flower's server writes this, which no client can."""
-    message.metadata._src_node_id = node
-    return message
 
 
 def replaced(message, **records):
@@ -56,24 +29,10 @@ def replaced(message, **records):
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path, flower_task):
     """A server of ten clients that has sent its weights."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    from atsfed import flower
-
-    for name in (
-        "_run_id",
-        "_task_id",
-        "_node_id",
-    ):  # messages carry them; a running app has them from Flower
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    made = flower.Curious(SMALL, Tap(tmp_path / "tap", SMALL))
-    made.weights = {
-        name: value.detach().clone() for name, value in made.tap.network.named_parameters()
-    }
+    made = curious(tmp_path / "tap")
     made.tap.begin(1, made.weights)
-    made.asked = set(range(100, 110))
     return made
 
 

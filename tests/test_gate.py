@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from federations import Nodes
 from torch import nn
 
 import atslib
 from atslib.data.images import scaled
 from atslib.errors import AtsError
 
-pytestmark = pytest.mark.federated
+pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("flower_task")]
 
 flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
@@ -20,15 +21,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from atsfed.gate import HELD_BACK, gate  # noqa: E402
 
 SIDE, LR = 12, 0.01
-
-
-@pytest.fixture(autouse=True)
-def task(monkeypatch):
-    """Flower's messages know the task that they belong to."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_task_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
 
 
 def network():
@@ -285,13 +277,6 @@ def test_secure_aggregation_is_one_sentence(tmp_path, stage):
         made(tmp_path)(message, SimpleNamespace(), answer())
 
 
-class Nodes:
-    """The server's connection to one client."""
-
-    def get_node_ids(self):
-        return [1]
-
-
 @pytest.mark.parametrize("wrapped", ["fixed", "adaptive"])
 def test_a_round_in_which_all_is_held_back_goes_on_under_flowers_differential_privacy(
     tmp_path, wrapped
@@ -308,7 +293,7 @@ def test_a_round_in_which_all_is_held_back_goes_on_under_flowers_differential_pr
     mod = made(tmp_path, attack=Truth())
     arrays = ArrayRecord(network().state_dict())
     config = ConfigRecord({"server-round": 1})
-    (message,) = server.configure_train(1, arrays, config, Nodes())
+    (message,) = server.configure_train(1, arrays, config, Nodes(1, 1))
     reply = mod(message, SimpleNamespace(), answer())
     assert reply.has_error()
     assert server.aggregate_train(1, [reply]) == (None, None)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from browser import Browser, needs_chromium
 from checks import flip_a_bit, refused
+from federations import Nodes, sent_by
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -754,13 +755,11 @@ def _watched(folder, layer, before, rows):
 
     from atsfed.watch_flower import Watched
 
-    class Nodes:
-        def get_node_ids(self):
-            return [7000 + client for client in range(len(rows))]
-
     strategy = Watched(FedAvg(fraction_evaluate=0.0), folder)
     replies = []
-    for message in strategy.configure_train(2, ArrayRecord(before), ConfigRecord(), Nodes()):
+    for message in strategy.configure_train(
+        2, ArrayRecord(before), ConfigRecord(), Nodes(7000, len(rows))
+    ):
         client = message.metadata.dst_node_id - 7000
         layer.load_state_dict(before)
         content = RecordDict({
@@ -768,17 +767,11 @@ def _watched(folder, layer, before, rows):
             "metrics": MetricRecord({"num-examples": 1, "client": client}),
         })  # fmt: skip
         reply = Message(content, reply_to=message)
-        reply.metadata._src_node_id = 7000 + client  # Flower's server writes this
-        replies.append(reply)
+        replies.append(sent_by(7000 + client, reply))
     strategy.aggregate_train(2, replies)
 
 
-def test_a_folder_of_watched_is_read_round_by_round(place, monkeypatch):
-    pytest.importorskip("flwr")
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in ("_run_id", "_task_id", "_node_id"):  # messages know the task that they belong to
-        monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
+def test_a_folder_of_watched_is_read_round_by_round(place, flower_task):
     layer = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, CLASSES))
     before = {name: value.detach().clone() for name, value in layer.state_dict().items()}
     _watched(place / "seen", layer, before, (5, 30))

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from checks import Sizes, model_unit
 
 from atsbook import experiment, networks
 from atsbook.figures import plots
@@ -17,13 +18,11 @@ from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
 from atsbook.networks import ModelUnit, network, trained
 from atsbook.runs import layers, table1
-from atsbook.runs.settings import model_unit, settings
 from atsbook.store import Store
 from atslib.attacks.engine import frame_steps
 from atslib.rng import rng
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
-TINY = {"images": 3, "steps": 3, "fraction": 0.002}
 
 
 # --- which data set, and how large --------------------------------------------------------------------------
@@ -109,7 +108,7 @@ def test_every_outcome_stands_in_a_row_of_its_group():
 def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networks(
     store, monkeypatch
 ):
-    unit = model_unit(settings(**TINY, epochs=2))
+    unit = model_unit(Sizes(fraction=0.002, epochs=2))
     model, made = trained(unit, store, torch.device("cpu"))
     assert made["history"].shape == (2, 4)
     assert made["history"][-1, 3] == made["accuracy"]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import attack_unit, needs
+from checks import Sizes, attack_unit, needs
 from test_pilots import cell
 from test_rules import functions
 
@@ -19,7 +19,6 @@ from atsbook.findings.statistics import holm, interval, paired, share_interval
 from atsbook.findings.verdicts import guards
 from atsbook.networks import STAGES
 from atsbook.runs.regimes import training_steps
-from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import image_rows, policy_image
@@ -307,7 +306,7 @@ def test_what_lowers_the_psnr_is_told_apart():
 
 
 def test_the_floor_is_the_mean_of_transformed_training_images(kept):
-    chosen = settings(profile="smoke", model="lenet", regime="initial", steps=4)
+    chosen = Sizes(model="lenet", regime="initial", steps=4)
     unit = attack_unit(chosen, HYBRID)
     rows = image_rows(unit.make(kept, torch.device("cpu")), unit)
     target = to_images(unit.clients().used())
@@ -319,7 +318,7 @@ def test_the_floor_is_the_mean_of_transformed_training_images(kept):
 
 
 def test_a_perfect_reconstruction_is_first_among_a_hundred_and_another_image_is_not():
-    unit = attack_unit(settings(profile="smoke", model="lenet"), first=98, last=103)
+    unit = attack_unit(Sizes(model="lenet"), first=98, last=103)
     target = to_images(unit.clients().used())
     assert ranks(unit, target)["rank_target"].tolist() == [1] * 5
     assert ranks(unit, target.flip(0))["rank_target"].tolist() != [1] * 5

@@ -8,11 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from checks import attack_unit
+from checks import TINY, attack_unit
 from safetensors.torch import load_file
 
 from atsbook.runs.archive import Archive, unit_of
-from atsbook.runs.settings import settings
 from atsbook.store import Store
 from atslib.checkpoints import plain
 from atslib.clients.training import TrainConfig
@@ -56,8 +55,7 @@ def test_a_description_gets_the_fields_that_are_named_and_no_others(rekey):
 
 
 def test_results_and_what_names_them_get_the_keys_of_this_version(rekey, tmp_path, monkeypatch):
-    tiny = settings(model="lenet", images=2, steps=2, fraction=0.002, device="cpu")
-    unit = attack_unit(tiny, "3-1-7")
+    unit = attack_unit(TINY, "3-1-7")
     store = Store(tmp_path / "store")
     unit.make(store, torch.device("cpu"))
     archive = Archive(tmp_path / "results")

@@ -11,10 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from test_federated import SMALL
-from test_flower import replies, sent_by
-
-from atsfed import Tap
+from federations import SMALL, Nodes, curious, replies, sent_by
 
 pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")
 pytestmark = [pytest.mark.federated, pytest.mark.usefixtures("one_thread")]
@@ -169,15 +166,7 @@ ITS_OWN = (
 
 
 @pytest.fixture
-def ours(monkeypatch):
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in (
-        "_run_id",
-        "_task_id",
-        "_node_id",
-    ):  # messages carry them; a running app has them from Flower
-        monkeypatch.setattr(TaskIdentity, name, 1)
+def ours(flower_task):
     return replies(SMALL, SMALL.network())
 
 
@@ -198,14 +187,8 @@ def rounds(draw, ours, kinds):
 
 @pytest.mark.filterwarnings("error")
 def test_of_540_wrong_answers_each_is_left_out_by_name_and_every_round_goes_on(ours, tmp_path):
-    from atsfed import flower
-
-    tap = Tap(tmp_path / "tap", SMALL)
-    server = flower.Curious(SMALL, tap)
-    server.weights = {
-        name: value.detach().clone() for name, value in tap.network.named_parameters()
-    }
-    server.asked = set(range(100, 110))
+    server = curious(tmp_path / "tap")
+    tap = server.tap
     server.nodes = {client: 100 + client for client in range(10)}
     tried = 0
     for number, answers, named in rounds(random.Random(0), ours, KINDS):
@@ -236,10 +219,6 @@ def test_a_watched_strategy_goes_on_with_the_others_in_each_of_them(ours, tmp_pa
     monkeypatch.setattr(
         "logging.Logger.isEnabledFor", lambda *_: False
     )  # Flower's log of a hundred rounds
-
-    class Nodes:
-        def get_node_ids(self):
-            return list(range(100, 110))
 
     watching = Watched(FedAvg(fraction_evaluate=0.0), tmp_path)
     sent = ArrayRecord({name: value.detach() for name, value in SMALL.network().named_parameters()})

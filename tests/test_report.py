@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from checks import refused
 
-from atsbook.findings import result as report
 from atsbook.findings.reported import policy_label, reported
 from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, stored_result
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
@@ -228,16 +227,6 @@ def test_writing_again_leaves_no_table_of_an_older_run(tmp_path):
     folder = newer.write(tmp_path)
     assert stored_digest(folder) == newer.digest != older.digest
     assert not (folder / "accuracy.csv.gz").exists()
-
-
-@pytest.mark.parametrize("status", report.STATUSES)
-def test_the_headline_holds_the_verdict_its_reason_and_its_rule(status):
-    verdict = Verdict(status, "because of this", "if that, then this")
-    for profile, scale in (("smoke", " at this scale"), ("laptop", " at this scale"), ("full", "")):
-        headline = result(verdict=verdict, profile=profile).headline
-        assert f">{status}{scale}</span> because of this." in headline
-        assert f'data-status="{status}"' in headline
-        assert "if that, then this" in headline
 
 
 # --- the answer table ---------------------------------------------------------------------------------------

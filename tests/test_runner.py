@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from checks import attack_unit
+from checks import Sizes, attack_unit
 from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
@@ -18,7 +18,6 @@ from atsbook.report.making import build_book, executing
 from atsbook.report.notebooks import execute, names
 from atsbook.report.runner import published, run, usable
 from atsbook.runs.schedule import compute
-from atsbook.runs.settings import settings
 from atsbook.store import Store
 from atsbook.texts.start import start
 from atslib.data.load import load
@@ -287,7 +286,7 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     """
     import torch
 
-    tiny = settings(dataset="shapes", images=2, steps=2, control_steps=2, fraction=0.002)
+    tiny = Sizes(steps=2, fraction=0.002)
     units = [attack_unit(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     compute(units, away, "cpu", jobs=2)

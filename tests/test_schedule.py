@@ -15,7 +15,7 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
-from checks import TINY, attack_unit
+from checks import TINY, attack_unit, model_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -34,7 +34,6 @@ from atsbook.runs.schedule import (
     seconds,
     shared,
 )
-from atsbook.runs.settings import model_unit
 from atsbook.runs.workers import InThisProcess
 from atsbook.store import Store
 from atslib.checkpoints import read_tensors
@@ -220,10 +219,11 @@ def test_a_worker_elsewhere_gives_its_state_back_and_another_goes_on_from_it(tmp
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atsbook.runs.settings import model_unit, settings\n"
+        "from atsbook.networks import ModelUnit\nfrom atslib.clients.training import TrainConfig\n"
         "from atsbook.runs.schedule import compute\nfrom atsbook.store import Store\n"
         "if __name__ == '__main__':\n"
-        "    unit = model_unit(settings(model='lenet', epochs=100_000, device='cpu'))\n"
+        "    train = TrainConfig(epochs=100_000)\n"
+        "    unit = ModelUnit(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
     )
     script = tmp_path / "script.py"

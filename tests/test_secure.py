@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 from checks import refused
-from test_flower import sent_by
+from federations import sent_by
 
 from atsfed import Federation, Tap, answer
 from atslib import GradientMatching, reconstruct
@@ -64,19 +64,11 @@ class Line:
 
 
 @pytest.fixture
-def serve(tmp_path, monkeypatch):
+def serve(tmp_path, flower_task):
     """Run a federation over a `Line`: its tap and the line."""
     from flwr.app import Context, RecordDict
-    from flwr.supercore.task_identity import TaskIdentity
 
     from atsfed.secure import server_app
-
-    for name in (
-        "_run_id",
-        "_task_id",
-        "_node_id",
-    ):  # messages carry them; a running app has them from Flower
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
     def run(federation, lost=()):
         line = Line(federation, lost)

@@ -14,7 +14,6 @@ from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
 from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.settings import settings
 from atsbook.runs.study import Request, Study, check_parameters
 from atsbook.store import Store
 from atslib.attacks import ATTACKS
@@ -132,9 +131,6 @@ def test_a_notebook_that_is_run_again_in_its_kernel_keeps_its_parameters():
     check_parameters(own | later)
     with pytest.raises(AtsError, match="images='many' must be of type int"):
         check_parameters(own | later | {"images": "many"})
-    shown = {"__name__": "__main__", "profile": "smoke", "images": 3}
-    assert settings(shown).images == 3
-    assert settings(shown | later | {"images": 4}).images == 4
 
 
 # --- what a notebook writes itself ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import tomllib
 import pytest
 import torch
 from checks import refused
+from federations import Nodes, sent_by
 
 import atslib
 from atsfed import Declared
@@ -49,18 +50,10 @@ def change(text, diff):
 
 
 @pytest.fixture
-def app(tmp_path, monkeypatch):
+def app(tmp_path, monkeypatch, flower_task):
     """The app in a fresh folder with the page's first changes, by number, and the modules of its
     package by name.
     """
-    from flwr.supercore.task_identity import TaskIdentity
-
-    for name in (
-        "_run_id",
-        "_task_id",
-        "_node_id",
-    ):  # messages carry them; a running app has them from Flower
-        monkeypatch.setattr(TaskIdentity, name, 1)
     shutil.copytree(
         ROOT / "examples" / "quickstart",
         tmp_path / "my_app",
@@ -94,16 +87,14 @@ def a_round(client_app, task, folder, clients):
 
     from atsfed.watch_flower import Watched
 
-    class Nodes:
-        def get_node_ids(self):
-            return [NODE + client for client in range(clients)]
-
     settings = tomllib.loads((ROOT / "examples" / "quickstart" / "pyproject.toml").read_text())[
         "tool"
     ]["flwr"]["app"]["config"]
     torch.manual_seed(1)
     net, strategy, replies = task.Net(), Watched(FedAvg(fraction_evaluate=0.0), folder), []
-    sent = strategy.configure_train(1, ArrayRecord(net.state_dict()), ConfigRecord(), Nodes())
+    sent = strategy.configure_train(
+        1, ArrayRecord(net.state_dict()), ConfigRecord(), Nodes(NODE, clients)
+    )
     for message in sent:
         client = message.metadata.dst_node_id - NODE
         own = {"partition-id": client, "num-partitions": clients}
@@ -112,10 +103,7 @@ def a_round(client_app, task, folder, clients):
         )
         torch.manual_seed(100 + client)
         reply = client_app.app(message, context)
-        reply.metadata._src_node_id = (
-            NODE + client
-        )  # Flower's server writes this, which no client can
-        replies.append(reply)
+        replies.append(sent_by(NODE + client, reply))
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert metrics["client"] == (clients - 1) / 2
     assert arrays.keys() == net.state_dict().keys()

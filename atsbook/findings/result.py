@@ -3,16 +3,14 @@
 import dataclasses
 import gzip
 import hashlib
-import html
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from atsbook.findings.rules import told
 from atslib.errors import AtsError
-from atslib.files import project_root, write_atomically
+from atslib.files import write_atomically
 
 # Beside the tables of a page: its verdict, its facts, and what it cost.
 FILE = "result.json"
@@ -86,21 +84,6 @@ class Result:
         """
         text = "".join(text for name, text in sorted(self.texts().items()) if name.endswith(TABLE))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @property
-    def headline(self) -> str:
-        """The verdict as HTML; at less than the full profile it says that it is of this scale.
-
-        When the rule is from, and when the evidence of profile `laptop`, stands beside it.
-        """
-        scale = "" if self.facts["profile"] == "full" else " at this scale"
-        status = self.verdict.status
-        dates = told(self.page, project_root() / "results")
-        dates = f'<p class="dates">{html.escape(dates)}</p>' if dates else ""
-        return (
-            f'<p><span class="verdict" data-status="{status}">{status}{scale}</span> {self.verdict.reason}.</p>'
-            f"<p><b>Rule.</b> {self.verdict.rule}</p>{dates}"
-        )
 
     def folder(self, results: Path) -> Path:
         """Where `write` puts the files."""

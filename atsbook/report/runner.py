@@ -203,9 +203,7 @@ def report(
         build_book(root, store)
         return []
     seed = secrets.randbelow(10**6) if seed is None else seed
-    outcome = audit(
-        archive, seed=seed, minutes=minutes, device=experiment.device, jobs=jobs, store=store
-    )
+    outcome = audit(archive, seed=seed, minutes=minutes, device="auto", jobs=jobs, store=store)
     for line in summaries(outcome):
         store.say(f"audit: {line}")
     write_audit(outcome, root / "book" / "_build")

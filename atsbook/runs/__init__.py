@@ -1,7 +1,8 @@
 """Kept runs: pieces of work, the store they lie in, computing many side by side, and the archive of
 evidence.
 
-A notebook asks `study` for what it needs. `settings` resolves a profile. What is done to a photograph
+A notebook asks `study` for what it needs, which `evidence` lets read what ships with the repository.
+`settings` has the profiles. What is done to a photograph
 is in `atsbook.experiment`, and what every request has in `atsbook.kept`; beside them, `outcomes` looks
 at what attacks recovered in other ways, `batches` attacks several images a gradient, `gradients` says
 what gradients tell without an attack, `sweep` attacks and scores every policy, `collaborative` has

@@ -31,13 +31,11 @@ from atslib.gradients.inputs import first_parameter
 from atslib.gradients.problems import example_gradients, unflatten
 from atslib.models import before_last, fast_layout, last_linear
 from atslib.policies.differentiable import Form, forms
-from atslib.policies.draws import Draw
 from atslib.policies.operations import check_pixels
 from atslib.policies.operations import crop_flip as crop_and_mirror
 from atslib.policies.policy import Hybrid, Policy, parse_policy
 
 PADDING = 4  # pixels by which clients pad before they crop
-CENTRE = (PADDING, PADDING)
 # Relative distance below which a candidate's image counts as the one that was used, and a search
 # stops. Rounding leaves 1e-7 to 1e-5 of it: a wrong stop would be a wrong answer, one too few only
 # costs time.
@@ -547,27 +545,3 @@ def _away(
         if len(new):
             look(new[: limit - int(tried.sum())])
     return away
-
-
-def draw_of(found: LineUp, policy: str | Policy | Hybrid) -> list[Draw]:
-    """What each guess says that was drawn, one `Draw` of a single image each.
-
-    Raises:
-        AtsError: a guess without a draw, see `LineUp.draws`.
-    """
-    if without := (found.draws < 0).any(1).nonzero().flatten().tolist():
-        raise AtsError(f"draw_of: photographs {without} have no draw; leave them out")
-    possible = forms(parse_policy(policy))
-    drawn = []
-    for down, across, mirror, number in found.draws.tolist():
-        ids, signs = possible[number]
-        drawn.append(
-            Draw(
-                Policy(ids),
-                torch.tensor([[down, across]]),
-                torch.tensor([bool(mirror)]),
-                torch.zeros(1, dtype=torch.int64),
-                torch.tensor([signs], dtype=torch.int64).view(1, len(ids)),
-            )
-        )
-    return drawn

@@ -133,14 +133,6 @@ class Bottleneck(Strength):
         last_linear(model)
         return _Sampling(model, self.strength, needed(rng, self))
 
-    @property
-    def divergence(self) -> float:
-        """KL(N(μ, s²) ‖ N(0, 1)) in nats a feature, μ having mean 0 and variance 1 over the
-        features.
-        """
-        square = torch.tensor(self.strength, dtype=torch.float64) ** 2
-        return float((square + 1 - 1 - square.log()) / 2)
-
 
 class _Sampling(nn.Module):
     def __init__(self, model: nn.Module, deviation: float, rng: torch.Generator):
