@@ -107,7 +107,7 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     text = advice(tmp_path)
     assert text.startswith("# Should I use this?\n\n**Not as your only protection.** ")
     for row in (
-        "| A curious server, in round one | LeNet 300 of 300; ResNet20-4 90 % (³) | LeNet 285 of 300; ResNet20-4 60 % (³) |",
+        "| A curious server, in round one | LeNet 300 of 300; ResNet20-4 90 % (³) | LeNet 285 of 300; ResNet20-4 60 %",
         "| LeNet not measured yet; ResNet20-4 after 12 epochs 20 % | LeNet not measured yet; ResNet20-4 10 % |",
         "| A server that sees only the sum of ten clients (LeNet; ² ³) | not measured yet |",
     ):
