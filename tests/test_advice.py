@@ -113,7 +113,7 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     ):
         assert row in text
     cost = "57.0 → 47.0 % on a ResNet20-1 after 20 epochs, 66.5 → 62.0 % after 60, 72.0 → 64.0 % on a ResNet20-4 after 12."
-    assert f"**What it costs:** {cost}" in text
+    assert f"**What it costs in accuracy:** {cost}" in text
 
 
 def test_what_the_results_deny_is_no_advice(tmp_path):

@@ -339,7 +339,7 @@ def audit_page(results: Path) -> str:
         "processor rounds otherwise, and in a single picture an attack can make decibels of that. So attacks count\n"
         f"as equal where they are so in general: where the 95 % intervals of the median over results, and of their\n"
         f"mean without the highest and the lowest tenth, both lie within ±{EQUAL_DB} dB. They are *not equal* where one\n"
-        "lies outside; else it cannot be told.\n\n"
+        "lies wholly outside; else it cannot be told.\n\n"
     )
     file = Path(results) / "audit.json"
     if not file.exists():
