@@ -168,9 +168,9 @@ class LocalGrid(Grid):
         process = self._idle.get()  # as many as threads
         try:
             for _ in range(TRIES):
-                if not request.is_at(process):
-                    return None
                 try:
+                    if not request.is_at(process):
+                        return None
                     made = process.answer(sent)
                     break
                 except ENDED:
