@@ -80,7 +80,7 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     store = Store(tmp_path)
     attack = unit(last=3 + PICTURES + 2)
     kept = attack.make(store, "cpu")
-    rows = picture_rows(kept, attack)
+    rows = picture_rows([kept], [attack])[0]
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
     found = OutcomeUnit(attack=attack).make(store, "cpu")
     for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float

@@ -36,6 +36,7 @@ CANDIDATES = 100  # images of a class among which a photograph is to be found, a
 # Squared error, or share of a variance unexplained, below which a match gets no better: 40 dB
 FLOOR = 1e-4
 PIXELS = ("overlap", "whole", "frame", "colors")
+FILLED = ("whole", "colors")  # what the policy blackens is compared, too, in its place
 SCALES = ("plain", "likelihood")
 OVER = ("best", "marginal")
 # Inverse temperatures, in units of the similarities' standard deviation; 0: the similarities are
@@ -234,7 +235,7 @@ def _match_forms(
     `seen` are images by `Matcher.pixels`.
     """
     possible = forms(policy)
-    insides = [_inside(form, photographs) for form in possible]
+    frames = _frames(possible, photographs)
     shift = SHIFT if crop_flip else 0
     like = seen["colors"]
     count = len(possible) * (2 if crop_flip else 1)
@@ -247,15 +248,19 @@ def _match_forms(
         known = photographs[rows]
         known = torch.cat([known, known.flip(-1)]) if crop_flip else known
         mine = {pixels: images[own].unsqueeze(0) for pixels, images in seen.items()}
-        each: list[list[Tensor]] = [[] for _ in matchers]
-        for (ids, signs), inside in zip(possible, insides, strict=True):
-            drawn = torch.tensor(signs, dtype=torch.int64).expand(len(known), len(ids))
-            made = to_images(Policy(ids).apply_signs(known, drawn)).to(like)
-            compared = _compare(mine, made.unsqueeze(0), inside.unsqueeze(0), shift, matchers)
-            for collected, score in zip(each, compared, strict=True):
-                collected += score[0].split(len(rows), dim=1)
+        each: list[dict[int, Sequence[Tensor]]] = [{} for _ in matchers]
+        for inside, numbers in frames:
+            here = inside.unsqueeze(0)
+            side = _images_side(mine, here, shift, matchers)
+            for form in numbers:
+                ids, signs = possible[form]
+                drawn = torch.tensor(signs, dtype=torch.int64).expand(len(known), len(ids))
+                made = to_images(Policy(ids).apply_signs(known, drawn)).to(like)
+                compared = _compare(side, made.unsqueeze(0), here, shift, matchers)
+                for collected, score in zip(each, compared, strict=True):
+                    collected[form] = score[0].split(len(rows), dim=1)
         for result, collected, matcher in zip(scores, each, matchers, strict=True):
-            every = torch.stack(collected, -1)
+            every = torch.stack([s for form in sorted(collected) for s in collected[form]], -1)
             result[own] = every.amax(-1, keepdim=True) if matcher.over == "best" else every
     return scores
 
@@ -286,11 +291,24 @@ def _match_drawn(
             .unflatten(0, (-1, count))
         )
         mine = {pixels: images[rows].unsqueeze(1) for pixels, images in seen.items()}
+        side = _images_side(mine, inside[rows], 0, matchers)
         for collected, score in zip(
-            parts, _compare(mine, made, inside[rows], 0, matchers), strict=True
+            parts, _compare(side, made, inside[rows], 0, matchers), strict=True
         ):
             collected.append(score.squeeze(1))
     return [torch.cat(collected).unsqueeze(-1) for collected in parts]
+
+
+def _frames(possible: Sequence[Form], like: Tensor) -> list[tuple[Tensor, list[int]]]:
+    """Which pixels of forms show something of the photograph, (H, W) bool, and the numbers of the
+    forms that show these: two contrasts, say, show the same.
+    """
+    found: dict[bytes, tuple[Tensor, list[int]]] = {}
+    for number, form in enumerate(possible):
+        inside = _inside(form, like)
+        key = inside.cpu().numpy().tobytes()
+        found.setdefault(key, (inside, []))[1].append(number)
+    return list(found.values())
 
 
 def _inside(form: Form, like: Tensor) -> Tensor:
@@ -307,7 +325,11 @@ def _inside(form: Form, like: Tensor) -> Tensor:
 
 
 def _compare(
-    seen: dict[str, Tensor], made: Tensor, inside: Tensor, shift: int, matchers: Sequence[Matcher]
+    side: dict[str, dict[str, Tensor]],
+    made: Tensor,
+    inside: Tensor,
+    shift: int,
+    matchers: Sequence[Matcher],
 ) -> list[Tensor]:
     """How alike images are to what candidates would have become, the best over shifts: (G, B, N)
     for each matcher.
@@ -317,66 +339,92 @@ def _compare(
     are not inside have a filling, which stays in its place.
 
     Args:
-        seen: (G, B, C, H, W) by `Matcher.pixels`, in G groups.
+        side: that of the images, in G groups, from `_images_side`.
         made: (G, N, C, H, W), without the crop.
         inside: (G, H, W) bool.
     """
     size = made[0, 0].numel()
-    sums = {
-        pixels: _sums(seen[pixels], made, inside, shift, pixels)
-        for pixels in {m.pixels for m in matchers}
-    }
+    # near 0, so that sums of squares lose little
+    made = made - 0.5
+    sums = {pixels: _sums(own, made, inside, shift, pixels) for pixels, own in side.items()}
     return [_score(sums[matcher.pixels], size, matcher).amax(2) for matcher in matchers]
 
 
+def _images_side(
+    seen: dict[str, Tensor], inside: Tensor, shift: int, matchers: Sequence[Matcher]
+) -> dict[str, dict[str, Tensor]]:
+    """Of the sums over the pixels compared those that need no candidate, by `Matcher.pixels`.
+
+    `x` and `xx`, sums of the images and of their squares, broadcast to (G, B, D, N), D being the
+    shifts. `moved` are the images at every shift, (G, B, D, C, HW), and `filling` what is outside,
+    (G, B, CHW).
+
+    Args:
+        seen: (G, B, C, H, W) by `Matcher.pixels`, in G groups.
+        inside: (G, H, W) bool.
+    """
+    sides = {}
+    for pixels in {m.pixels for m in matchers}:
+        images = seen[pixels]
+        mask = _compared(inside, images, pixels)
+        images = images - 0.5
+        mine = images * mask
+        here = mask.flatten(1)  # (G, HW)
+        total, square = _over_channels(mine)
+        own = {
+            "x": _dot(_windows(total, shift).squeeze(3), here),  # (G, B, D, 1)
+            "xx": _dot(_windows(square, shift).squeeze(3), here),
+            # Pixel y of the image, where y + d is.
+            "moved": _windows(mine, shift) * here[:, None, None, None],
+        }
+        if pixels in FILLED:
+            filling = images * (1 - mask)
+            total, square = _over_channels(filling)
+            own["x"] = own["x"] + total.flatten(2).sum(2)[:, :, None, None]
+            own["xx"] = own["xx"] + square.flatten(2).sum(2)[:, :, None, None]
+            own["filling"] = filling.flatten(2)
+        sides[pixels] = own
+    return sides
+
+
+def _compared(inside: Tensor, like: Tensor, pixels: str) -> Tensor:
+    """Which pixels move with the crop, (G, 1, 1, H, W) of 0 and 1."""
+    return (torch.ones_like(inside) if pixels == "overlap" else inside).to(like)[:, None, None]
+
+
 def _sums(
-    images: Tensor, made: Tensor, inside: Tensor, shift: int, pixels: str
+    own: dict[str, Tensor], made: Tensor, inside: Tensor, shift: int, pixels: str
 ) -> dict[str, Tensor]:
     """Over the pixels compared: how many, sums of both sides, of their squares and of their
     products.
 
     Each broadcasts to (G, B, D, N), D being the shifts.
     """
-    channels = images.shape[2]
-    mask = torch.ones_like(inside) if pixels == "overlap" else inside
-    mask = mask.to(images)[:, None, None]  # (G, 1, 1, H, W)
-    # near 0, so that sums of squares lose little
-    images = images - 0.5
-    made = made - 0.5
-    mine = images * mask
+    channels = made.shape[2]
+    mask = _compared(inside, made, pixels)
     here = mask.flatten(1)  # (G, HW)
-
-    # Pixel y of the image, where y + d is.
-    moved = _windows(mine, shift) * here[:, None, None, None]  # (G, B, D, C, HW)
+    moved = own["moved"]
     both = _windows(mask, shift)[:, 0, :, 0] * here[:, None]  # (G, D, HW)
-    total, square = _over_channels(mine)
     made_total, made_square = (x.squeeze(2).flatten(2) for x in _over_channels(made))  # (G, N, HW)
     flat = made.flatten(2).transpose(1, 2)  # (G, CHW, N)
     sums = {
         "n": channels * both.sum(-1)[:, None, :, None],  # (G, 1, D, 1)
-        "x": _dot(_windows(total, shift).squeeze(3), here),  # (G, B, D, 1)
-        "xx": _dot(_windows(square, shift).squeeze(3), here),
         "y": (both @ made_total.transpose(1, 2)).unsqueeze(1),  # (G, 1, D, N)
         "yy": (both @ made_square.transpose(1, 2)).unsqueeze(1),
         "xy": (moved.flatten(3).flatten(1, 2) @ flat).unflatten(
             1, moved.shape[1:3]
         ),  # (G, B, D, N)
     }
-    if pixels not in ("whole", "colors"):
-        return sums
-    band = 1 - mask
-    outside = band.flatten(1)
-    filling = images * band
-    total, square = _over_channels(filling)
-    rest = {
-        "n": channels * outside.sum(1)[:, None, None, None],
-        "x": total.flatten(2).sum(2)[:, :, None, None],
-        "xx": square.flatten(2).sum(2)[:, :, None, None],
-        "y": _dot(made_total, outside).transpose(1, 2).unsqueeze(1),
-        "yy": _dot(made_square, outside).transpose(1, 2).unsqueeze(1),
-        "xy": (filling.flatten(2) @ flat).unsqueeze(2),
-    }
-    return {name: value + rest[name] for name, value in sums.items()}
+    if pixels in FILLED:
+        outside = (1 - mask).flatten(1)
+        rest = {
+            "n": channels * outside.sum(1)[:, None, None, None],
+            "y": _dot(made_total, outside).transpose(1, 2).unsqueeze(1),
+            "yy": _dot(made_square, outside).transpose(1, 2).unsqueeze(1),
+            "xy": (own["filling"] @ flat).unsqueeze(2),
+        }
+        sums = {name: value + rest[name] for name, value in sums.items()}
+    return sums | {"x": own["x"], "xx": own["xx"]}
 
 
 def _over_channels(images: Tensor) -> tuple[Tensor, Tensor]:
