@@ -549,8 +549,10 @@ def _name(
             box = Bbox.from_bounds(*corner, *size)
             out = not (inside.contains(*box.min) and inside.contains(*box.max))
             names = sum(box.overlaps(other) for other in taken)
-            covered = sum(box.contains(*each) for each in dots)
-            crossed = sum(box.contains(*each) for each in lines)
+            covered, crossed = (
+                int(((box.min <= places) & (places <= box.max)).all(1).sum())
+                for places in (dots, lines)
+            )
             cost = 1000 * (out + names) + 100 * covered + crossed + np.hypot(dx, dy) / 12
             best = min(best, (cost, place, box), key=lambda each: each[0])
         _, (dx, dy, ha, va), box = best
