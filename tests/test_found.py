@@ -136,6 +136,22 @@ def test_the_best_form_is_the_best_of_all_and_several_matchers_give_what_each_gi
         torch.testing.assert_close(alone, together[MATCHERS.index(every)], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("policy", ["", "3-1-7", HYBRID])
+def test_an_image_is_as_alike_beside_others_as_alone(shapes, policy):
+    """Reconstructions of one class share the forms of its candidates, and these their frames."""
+    images, _ = made(shapes, policy, range(4), noise=0.3)
+    other, _ = made(shapes, policy, range(4), noise=0.8)
+    candidates, truth = own_class(shapes.labels, range(4), most=8)
+    together = match(torch.cat([images, other]), shapes.pixels, candidates.repeat(2, 1), policy)
+    for number, (image, rows) in enumerate(
+        zip(torch.cat([images, other]), candidates.repeat(2, 1), strict=True)
+    ):
+        alone = match(image[None], shapes.pixels, rows[None], policy)
+        torch.testing.assert_close(together[number], alone[0], atol=1e-5, rtol=0)
+        place = truth[number % 4][None]
+        assert rank(together[number][None], place) == rank(alone, place)
+
+
 @pytest.mark.parametrize(
     "matcher", [m for m in MATCHERS if m.over == "best" and m.pixels != "overlap"], ids=str
 )

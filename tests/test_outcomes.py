@@ -8,7 +8,7 @@ from checks import refused
 
 import atslib
 from atsbook.attackers import Undone
-from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.experiment import AttackUnit, OutcomeUnit, outcomes_of, outcomes_of_all
 from atsbook.networks import ModelUnit
 from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import PICTURES, as_kept
@@ -90,6 +90,27 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     made = as_kept(kept["reconstruction"][:PICTURES]) / 255
     expected = bits(match(made, test.pixels, candidates, POLICY), truth)
     assert torch.equal(torch.tensor(rows["bits"].to_numpy()), expected)
+
+
+def test_attacks_are_judged_together_as_each_alone(tmp_path):
+    """Some share their photographs and policy, and one has others."""
+    store = Store(tmp_path)
+    attacks = [
+        unit(),
+        unit(policy=""),
+        unit(attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2)),
+        unit(seed=6),
+        unit(first=4, last=12),
+        unit(policy="", crop_flip=False),
+    ]
+    images = [attack.make(store, "cpu")["reconstruction"] for attack in attacks]
+    together = outcomes_of_all(attacks, images)
+    for attack, own, found in zip(attacks, images, together, strict=True):
+        alone = outcomes_of(attack, own)
+        assert found.keys() == alone.keys()
+        for name in ("rank", "psnr", "gain", "frame"):
+            assert torch.equal(found[name], alone[name]), name
+        torch.testing.assert_close(found["bits"], alone["bits"], atol=1e-3, rtol=0)
 
 
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
