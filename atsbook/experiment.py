@@ -32,7 +32,7 @@ from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
 from atslib.clients.prepare import streams, to_images
 from atslib.data.images import Images
 from atslib.errors import AtsError
-from atslib.measures.found import bits, match, own_class, rank
+from atslib.measures.found import bits, match, match_sets, own_class, rank
 from atslib.measures.frame import frame_psnr
 from atslib.measures.guesses import guess_knowing_draw
 from atslib.measures.identification import identification
@@ -360,14 +360,14 @@ def outcomes_of_all(
         test = dataset(name, "test")
         rows = torch.arange(first, first + count)
         candidates, _ = own_class(test.labels, rows)
-        alike = match(
-            torch.cat([images[number] for number in numbers]),
+        alike = match_sets(
+            [images[number] for number in numbers],
             test.pixels,
-            candidates.repeat(len(numbers), 1),
+            candidates,
             policy,
             crop_flip=crop_flip,
         )
-        for number, own_alike in zip(numbers, alike.split(count), strict=True):
+        for number, (own_alike,) in zip(numbers, alike, strict=True):
             attack = units[number]
             # All attacks on these photographs have one guess, which takes as long as the comparison
             guess = guessed(name, policy, first, first + count, attack.seed, crop_flip, most=MOST)

@@ -108,9 +108,8 @@ def test_attacks_are_judged_together_as_each_alone(tmp_path):
     for attack, own, found in zip(attacks, images, together, strict=True):
         alone = outcomes_of(attack, own)
         assert found.keys() == alone.keys()
-        for name in ("rank", "psnr", "gain", "frame"):
-            assert torch.equal(found[name], alone[name]), name
-        torch.testing.assert_close(found["bits"], alone["bits"], atol=1e-3, rtol=0)
+        for name, value in alone.items():
+            assert torch.equal(found[name], value), name
 
 
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
