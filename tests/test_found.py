@@ -140,8 +140,8 @@ def test_the_best_form_is_the_best_of_all_and_several_matchers_give_what_each_gi
 @pytest.mark.parametrize("policy", ["", "3-1-7", HYBRID])
 def test_sets_of_reconstructions_are_as_alike_together_as_each_alone(shapes, policy):
     """They share what the policy makes of the candidates, to the last bit."""
-    rows = range(5)  # two of them of one class
-    assert len(set(shapes.labels[:5].tolist())) < 5
+    rows = [0, 1, 2, 10]  # two of them of one class
+    assert shapes.labels[0] == shapes.labels[10]
     candidates, _ = own_class(shapes.labels, rows, most=8)
     sets = [made(shapes, policy, rows, noise=noise)[0] for noise in (0.1, 0.3, 0.8)]
     sets[1][2] = torch.nan
