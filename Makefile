@@ -43,9 +43,8 @@ test: lint
 	$(PYTEST) -p no:nbval -m "not (notebook or book or browser or federated or alone or process or slow or hours)"
 
 # Every notebook, browsers, federations, killed processes and long trainings besides, and at the end, one at a time, those
-# that start servers of Flower and Ray: Ray gives its own processes 15 seconds. Not what takes an hour, which is
-# `.venv/bin/python -m pytest -m hours`: each page with each of its parameters at another value. The three notebooks that
-# a test executes by itself are not run a second time.
+# that start servers of Flower. Not what takes an hour, which is `.venv/bin/python -m pytest -m hours`: each page with each
+# of its parameters at another value. The three notebooks that a test executes by itself are not run a second time.
 test-all: MORE = 2
 test-all: lint
 	$(PYTEST) --nbval $(addprefix --ignore=notebooks/,steps.ipynb regimes.ipynb ext4_hidden_details.ipynb) -m "not (alone or hours)"

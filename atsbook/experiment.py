@@ -10,6 +10,7 @@ Whatever else looks at these photographs, a score or a table, takes what was dra
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ from atslib.clients.observe import Knowledge, Observed, ThreatModel, observe
 from atslib.clients.prepare import streams, to_images
 from atslib.data.images import Images
 from atslib.errors import AtsError
-from atslib.measures.found import bits, match, own_class, rank
+from atslib.measures.found import bits, match, match_sets, own_class, rank
 from atslib.measures.frame import frame_psnr
 from atslib.measures.guesses import guess_knowing_draw
 from atslib.measures.identification import identification
@@ -339,14 +340,47 @@ def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
     Args:
         images: floats in [0, 1], (B, C, H, W), at most as many as the attack has photographs.
     """
-    name = attack.model.dataset
-    last = attack.first + len(images)
-    policy = policy_searched(attack)
-    own = attack.drawn(policy)[: len(images)]
-    # All attacks on these photographs have one guess, which takes as long as the comparison
-    guess = guessed(name, policy, attack.first, last, attack.seed, attack.crop_flip, most=MOST)
-    rows = torch.arange(attack.first, last)
-    return outcomes_of_photographs(name, rows, own, images, crop_flip=attack.crop_flip, guess=guess)
+    return outcomes_of_all([attack], [images])[0]
+
+
+def outcomes_of_all(
+    units: Sequence[AttackUnit], images: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """`outcomes_of` of several attacks, each with its images.
+
+    What a policy makes of the candidates takes longer than to compare it with one reconstruction:
+    attacks on the same photographs behind one policy are compared with it together.
+    """
+    together: dict[tuple, list[int]] = {}
+    for number, (attack, own) in enumerate(zip(units, images, strict=True)):
+        photographs = (attack.model.dataset, attack.first, len(own), attack.crop_flip)
+        together.setdefault((*photographs, policy_searched(attack)), []).append(number)
+    found: dict[int, dict[str, Tensor]] = {}
+    for (name, first, count, crop_flip, policy), numbers in together.items():
+        test = dataset(name, "test")
+        rows = torch.arange(first, first + count)
+        candidates, _ = own_class(test.labels, rows)
+        alike = match_sets(
+            [images[number] for number in numbers],
+            test.pixels,
+            candidates,
+            policy,
+            crop_flip=crop_flip,
+        )
+        for number, (own_alike,) in zip(numbers, alike, strict=True):
+            attack = units[number]
+            # All attacks on these photographs have one guess, which takes as long as the comparison
+            guess = guessed(name, policy, first, first + count, attack.seed, crop_flip, most=MOST)
+            found[number] = outcomes_of_photographs(
+                name,
+                rows,
+                attack.drawn(policy)[:count],
+                images[number],
+                crop_flip=crop_flip,
+                guess=guess,
+                alike=own_alike,
+            )
+    return [found[number] for number in range(len(found))]
 
 
 def outcomes_of_photographs(
@@ -358,6 +392,7 @@ def outcomes_of_photographs(
     crop_flip: bool = True,
     others: Images | None = None,
     guess: Tensor | None = None,
+    alike: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The tensors of `OutcomeUnit` of what was recovered of these test images.
 
@@ -368,11 +403,13 @@ def outcomes_of_photographs(
         images: what was recovered, floats in [0, 1], (B, C, H, W).
         others: of which the guess without a gradient is made; None: the training images.
         guess: (B,) that guess's PSNR in dB where it is known.
+        alike: (B, K, 1) what `match` says of these images where it is known.
     """
     test = dataset(name, "test")
     others = others or dataset(name, "train")
     candidates, truth = own_class(test.labels, rows)
-    alike = match(images, test.pixels, candidates, own.policy, crop_flip=crop_flip)
+    if alike is None:
+        alike = match(images, test.pixels, candidates, own.policy, crop_flip=crop_flip)
     used = to_images(own.apply(test.pixels[rows]))
     if guess is None:
         mean = guess_knowing_draw(

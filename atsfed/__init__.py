@@ -4,10 +4,10 @@ share.
 `shards` deals a data set out to clients; `federation` says what is trained and how, and what one
 client answers in one round; `rounds` runs it in one process, `peers` without a server; `tap` keeps
 what an honest-but-curious server sees, as `Observed`. `flower` runs it on Flower, `secure` so that
-the server gets only the sum, `simulation` either of them on one machine; `watch_flower` keeps what
-the server of somebody's own federation sees, as far as it was `declared`, and `gate` attacks at the
-client what it is about to send: these need the extra `atslib[federated]`. `command` is that of the
-shell. To add a way to deal, one function in `shards`.
+the server gets only the sum, `simulation` either of them on one machine, over a `local_grid` of
+processes; `watch_flower` keeps what the server of somebody's own federation sees, as far as it was
+`declared`, and `gate` attacks at the client what it is about to send: these need the extra
+`atslib[federated]`. `command` is that of the shell. To add a way to deal, one function in `shards`.
 """
 
 import os

@@ -141,19 +141,35 @@ def _whole(name: str, split: str, size: int) -> Images:
     return load(name, split)
 
 
-@functools.lru_cache(maxsize=4)
 def _dealt(federation: Federation) -> tuple[tuple[Images, ...], Images, Images]:
     """The clients' images, those of all together, and the others."""
     f = federation
-    stream = rng(federation.seed, "shards")
-    whole = _whole(f.dataset, f.split, f.image_size)
-    dealt, rest = whole.split_off(f.fraction, rng=rng(f.seed, "subset"))
-    if f.alpha:
-        shards = dirichlet_shards(
-            dealt.labels, f.clients, alpha=f.alpha, rng=stream, least=max(1, f.batch)
-        )
+    least = max(1, f.batch) if f.alpha else 1
+    return _dealt_out(
+        f.dataset, f.split, f.image_size, f.fraction, f.clients, f.alpha, least, f.seed
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _dealt_out(
+    dataset: str,
+    split: str,
+    size: int,
+    fraction: float,
+    clients: int,
+    alpha: float,
+    least: int,
+    seed: int,
+) -> tuple[tuple[Images, ...], Images, Images]:
+    """`_dealt` of all federations that share these: the copies of fifty thousand images are made
+    once for them.
+    """
+    stream = rng(seed, "shards")
+    dealt, rest = _whole(dataset, split, size).split_off(fraction, rng=rng(seed, "subset"))
+    if alpha:
+        shards = dirichlet_shards(dealt.labels, clients, alpha=alpha, rng=stream, least=least)
     else:
-        shards = equal_shards(dealt.labels, f.clients, rng=stream)
+        shards = equal_shards(dealt.labels, clients, rng=stream)
     return tuple(dealt[rows] for rows in shards), dealt, rest
 
 

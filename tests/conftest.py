@@ -39,15 +39,6 @@ def said():
 
 
 @pytest.fixture
-def rays_leftovers():
-    """Open files that Ray leaves to the garbage collector, while its warnings are still passed
-    over.
-    """
-    yield
-    gc.collect()
-
-
-@pytest.fixture
 def flower_task(monkeypatch):
     """Flower's messages carry the numbers of a run, a task and a node, which a running app has from it."""
     pytest.importorskip("flwr", reason="the extra atslib[federated] is not installed")

@@ -60,6 +60,17 @@ def test_what_is_dealt_out_and_what_is_held_out_are_the_whole_and_share_nothing(
     assert sum(len(whole.shard(client)) for client in range(3)) != len(both)  # another split
 
 
+def test_federations_that_differ_in_what_is_shared_deal_out_alike():
+    """A larger batch needs larger shards where they are uneven, and only there."""
+    other = dataclasses.replace(SMALL, defense="3-1-7", model="lenet", rounds=1, batch=20)
+    assert other.shard(1) is SMALL.shard(1)
+    for changes in ({"seed": 1}, {"clients": 2}, {"fraction": 0.2}, {"split": "test"}):
+        apart = dataclasses.replace(SMALL, **changes).shard(1).pixels
+        assert not torch.equal(apart, SMALL.shard(1).pixels), changes
+    uneven = [dataclasses.replace(SMALL, alpha=0.1, batch=batch) for batch in (1, 20)]
+    assert uneven[0].shard(1) is not uneven[1].shard(1)
+
+
 def test_uneven_shards_have_a_whole_batch_each():
     skewed = dataclasses.replace(SMALL, alpha=0.1, batch=20)
     assert min(len(skewed.shard(client)) for client in range(3)) >= 20

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import assert_asks_for_nothing, pictures, refused
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 import atslib
@@ -282,3 +283,11 @@ def test_names_in_an_exchange_cover_neither_each_other_nor_a_point():
     assert not [a for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
     dots = axis.transData.transform(table[["x", "mean"]].to_numpy())
     assert not [box for box in boxes for dot in dots if box.contains(*dot)]
+
+
+def test_places_within_a_box_are_counted_as_matplotlib_does():
+    box = Bbox.from_bounds(1, 2, 3, 4)
+    around = itertools.product((0.9, 1, 2, 4, 4.1), (1, 2, 5, 6, 7))
+    places = np.array([*around, (np.nan, 3)])
+    assert plots._within(box, places) == sum(box.contains(*each) for each in places) == 9
+    assert plots._within(box, np.empty((0, 2))) == 0

@@ -185,9 +185,6 @@ def test_a_round_is_of_the_clients_that_are_there_when_patience_ends(server):
     assert server.asked == {100, 104}
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("rays_leftovers")
-@pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_federation_that_ended_goes_on_where_it_was_and_takes_the_steps_of_plain_code(tmp_path):
     from atsfed.simulation import simulate
 

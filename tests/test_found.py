@@ -27,6 +27,7 @@ from atslib.measures.found import (
     found,
     match,
     match_each,
+    match_sets,
     own_class,
     rank,
 )
@@ -134,6 +135,20 @@ def test_the_best_form_is_the_best_of_all_and_several_matchers_give_what_each_gi
         )
         alone = match(images, shapes.pixels, candidates, HYBRID, matcher=every)
         torch.testing.assert_close(alone, together[MATCHERS.index(every)], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("policy", ["", "3-1-7", HYBRID])
+def test_sets_of_reconstructions_are_as_alike_together_as_each_alone(shapes, policy):
+    """They share what the policy makes of the candidates, to the last bit."""
+    rows = [0, 1, 2, 10]  # two of them of one class
+    assert shapes.labels[0] == shapes.labels[10]
+    candidates, _ = own_class(shapes.labels, rows, most=8)
+    sets = [made(shapes, policy, rows, noise=noise)[0] for noise in (0.1, 0.3, 0.8)]
+    sets[1][2] = torch.nan
+    together = match_sets(sets, shapes.pixels, candidates, policy, matchers=MATCHERS)
+    for images, found_together in zip(sets, together, strict=True):
+        alone = match_each(images, shapes.pixels, candidates, policy, matchers=MATCHERS)
+        assert all(map(torch.equal, found_together, alone))
 
 
 @pytest.mark.parametrize(

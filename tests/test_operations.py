@@ -268,6 +268,23 @@ def test_crop_and_flip_equal_slices_of_each_padded_image(images):
         assert torch.equal(ours[i], expected.flip(2) if flips[i] else expected)
 
 
+def test_bytes_are_shifted_as_numbers_of_any_kind_are(images):
+    offsets, flips = transforms.draw_crop(len(images), rng=torch.Generator().manual_seed(3))
+    ours = transforms.shift_flip(images, offsets, flips)
+    assert torch.equal(ours, transforms.shift_flip(images.int(), offsets, flips).byte())
+
+
+@pytest.mark.parametrize("operation", range(len(transforms.OPS)))
+def test_one_sign_for_all_is_the_same_as_that_sign_for_each(operation, images):
+    for sign in (1, -1):
+        together = transforms.apply(operation, images, torch.full((len(images),), sign))
+        mixed = torch.full((2 * len(images),), sign)
+        mixed[len(images) :] *= -1
+        both = transforms.apply(operation, torch.cat([images, images]), mixed)
+        assert torch.equal(together, both[: len(images)])
+        assert torch.equal(together, transforms.apply(operation, images, sign))
+
+
 def test_the_middle_crop_without_a_flip_is_the_identity(images):
     middle, never = torch.full((len(images), 2), 4), torch.zeros(len(images), dtype=torch.bool)
     assert torch.equal(transforms.crop_flip(images, middle, never), images)

@@ -8,7 +8,7 @@ from checks import refused
 
 import atslib
 from atsbook.attackers import Undone
-from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.experiment import AttackUnit, OutcomeUnit, outcomes_of, outcomes_of_all
 from atsbook.networks import ModelUnit
 from atsbook.runs.outcomes import RecognizedUnit
 from atsbook.runs.packing import PICTURES, as_kept
@@ -80,7 +80,7 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     store = Store(tmp_path)
     attack = unit(last=3 + PICTURES + 2)
     kept = attack.make(store, "cpu")
-    rows = picture_rows(kept, attack)
+    rows = picture_rows([kept], [attack])[0]
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
     found = OutcomeUnit(attack=attack).make(store, "cpu")
     for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float
@@ -90,6 +90,26 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     made = as_kept(kept["reconstruction"][:PICTURES]) / 255
     expected = bits(match(made, test.pixels, candidates, POLICY), truth)
     assert torch.equal(torch.tensor(rows["bits"].to_numpy()), expected)
+
+
+def test_attacks_are_judged_together_as_each_alone(tmp_path):
+    """Some share their photographs and policy, and one has others."""
+    store = Store(tmp_path)
+    attacks = [
+        unit(),
+        unit(policy=""),
+        unit(attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2)),
+        unit(seed=6),
+        unit(first=4, last=12),
+        unit(policy="", crop_flip=False),
+    ]
+    images = [attack.make(store, "cpu")["reconstruction"] for attack in attacks]
+    together = outcomes_of_all(attacks, images)
+    for attack, own, found in zip(attacks, images, together, strict=True):
+        alone = outcomes_of(attack, own)
+        assert found.keys() == alone.keys()
+        for name, value in alone.items():
+            assert torch.equal(found[name], value), name
 
 
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from atslib.clients.prepare import mean_prepared, prepare, streams, to_images, transform
+from atslib.data.images import EXACT, sum_of
 from atslib.data.load import load
 from atslib.policies.operations import crop_and_flip
 from atslib.policies.policy import parse_policy
@@ -63,6 +64,15 @@ def test_the_mean_is_of_every_image_in_every_draw(pixels, text):
     torch.testing.assert_close(
         mean.double(), prepared.double().mean(0, keepdim=True), rtol=0, atol=1e-7
     )
+
+
+def test_a_sum_of_more_bytes_than_a_float_can_add_up_is_exact():
+    pixels = torch.full((EXACT + 7, 1, 1, 2), 255, dtype=torch.uint8)
+    pixels[3, 0, 0, 1] = 0
+    whole = 255 * (EXACT + 7)
+    assert whole > 2**24
+    assert sum_of(pixels).tolist() == [[[whole, whole - 255]]]
+    assert sum_of(pixels[:0]).tolist() == [[[0, 0]]]
 
 
 def test_the_mean_without_crop_and_policy_is_the_mean_image_and_inverting_inverts_it(pixels):

@@ -201,14 +201,11 @@ def test_one_client_has_no_secure_aggregation(tmp_path):
         server_app(dataclasses.replace(THREE, clients=1), tmp_path)
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("rays_leftovers")
-@pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_simulation_with_secure_aggregation_gives_the_sum(tmp_path):
     from atsfed.simulation import simulate
 
     federation = dataclasses.replace(THREE, batch=4, rounds=1)
-    assert_sum(simulate(federation, tmp_path / "tap", processes=1, secure=True), 1, [0, 1, 2])
+    assert_sum(simulate(federation, tmp_path / "tap", processes=2, secure=True), 1, [0, 1, 2])
 
 
 def test_two_nodes_that_claim_one_client_make_no_sum(serve, monkeypatch):

@@ -32,6 +32,15 @@ def test_correlations_are_scipys_with_ties_and_in_batches(name, theirs):
     )
 
 
+def test_kendalls_tau_is_the_correlation_of_the_signs_of_all_differences_to_the_last_bit():
+    draw = np.random.default_rng(1)
+    for x in (draw.normal(size=(6, 11)), draw.integers(0, 3, (6, 11)).astype(float)):
+        y = draw.normal(size=x.shape)
+        y[2, 4] = np.nan
+        signs = [np.sign(v[:, :, None] - v[:, None]).reshape(6, -1) for v in (x, y)]
+        np.testing.assert_array_equal(statistics.kendall(x, y), statistics.pearson(*signs))
+
+
 def test_a_constant_side_has_no_correlation():
     for statistic in statistics.CORRELATIONS.values():
         assert np.isnan(statistic(np.ones(4), np.arange(4.0)))

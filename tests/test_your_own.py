@@ -40,7 +40,6 @@ def printed(monkeypatch, tmp_path, capfd):
         (code,) = CODE[heading]
         exec(code, {"__name__": "snippet"})
         lines = capfd.readouterr().out.splitlines()
-        lines = [line for line in lines if "(raylet)" not in line]  # Ray tells of its workers' ends
         rows = [re.match(r"(.+?) +(-?\d+\.\d+)\b", line) for line in lines]
         assert all(rows), "\n".join(lines)
         return {row[1]: float(row[2]) for row in rows}
@@ -68,9 +67,7 @@ def test_a_network(printed):
     assert table["batch norm in eval   mode"] != table["batch norm in train  mode"]
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("rays_leftovers")
-@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.federated
 def test_a_federation(printed):
     pytest.importorskip("flwr", reason="needs the extra atslib[federated]")
     found = printed("A federation")

@@ -549,8 +549,7 @@ def _name(
             box = Bbox.from_bounds(*corner, *size)
             out = not (inside.contains(*box.min) and inside.contains(*box.max))
             names = sum(box.overlaps(other) for other in taken)
-            covered = sum(box.contains(*each) for each in dots)
-            crossed = sum(box.contains(*each) for each in lines)
+            covered, crossed = (_within(box, places) for places in (dots, lines))
             cost = 1000 * (out + names) + 100 * covered + crossed + np.hypot(dx, dy) / 12
             best = min(best, (cost, place, box), key=lambda each: each[0])
         _, (dx, dy, ha, va), box = best
@@ -559,6 +558,11 @@ def _name(
         style = {"ha": ha, "va": va, "fontsize": 9, "color": color, "arrowprops": to_point}
         axis.annotate(words, at, (dx, dy), textcoords="offset points", **style)
         taken.append(box)
+
+
+def _within(box: Bbox, places: np.ndarray) -> int:
+    """How many of these places, (n, 2), a box contains, its edges too."""
+    return int(((box.min <= places) & (places <= box.max)).all(1).sum())
 
 
 def exchange(

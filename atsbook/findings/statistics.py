@@ -50,8 +50,15 @@ def kendall(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Kendall's tau-b along the last axis, in [-1, 1]: the correlation of the signs of all pairwise
     differences.
     """
-    signs = (np.sign(v[..., :, None] - v[..., None, :]) for v in (x, y))
-    return pearson(*(s.reshape(*s.shape[:-2], -1) for s in signs))
+    first, second = np.triu_indices(np.shape(x)[-1], 1)
+    # Each pair once. The sums are whole, so the quotient is that of all pairs to the last bit.
+    x, y = (np.sign(v[..., first] - v[..., second]).astype(np.float32) for v in (x, y))
+    agree, of_x, of_y = (
+        np.einsum("...i,...i->...", one, other, dtype=np.float64)
+        for one, other in ((x, y), (x, x), (y, y))
+    )
+    scale = np.sqrt(of_x * of_y)
+    return np.divide(agree, scale, out=np.full(np.shape(scale), np.nan), where=scale > 0)
 
 
 CORRELATIONS: dict[str, Correlation] = {

@@ -9,6 +9,7 @@ network's tensors begin with its key. `results/evidence.sha256` has the hash of 
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -477,7 +478,7 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
     """A frozen dataclass from its form as JSON: of several types that `named`, else the first that
     has the fields.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
 
     def field(hint: object, value: object) -> object:
         if isinstance(value, dict):
@@ -497,6 +498,12 @@ def _rebuilt(kind: type, value: dict, named: str = "") -> object:
         return tuple(field(each, item) for item in value) if isinstance(value, list) else value
 
     return kind(**{name: field(hints.get(name), item) for name, item in value.items()})
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, object]:
+    """The types of a class's fields; thousands of results are of a dozen classes."""
+    return typing.get_type_hints(kind)
 
 
 def _on_its_way(network: dict) -> bool:

@@ -489,6 +489,7 @@ class Study:
             if outcomes and isinstance(request.unit, AttackUnit)
         }
         self.compute([*requests.values(), *known.values(), *told.values()])
+        seen = self._picture_rows(requests) if pictures else {}
         parts = []
         for key, request in requests.items():
             part = self._rows_of(request.unit, blind=blind)
@@ -500,11 +501,10 @@ class Study:
                 part["rank_knowing"] = part[
                     "rank_original"
                 ]  # without a policy there is one form of each image
-            if pictures and isinstance(request.unit, AttackUnit):
-                seen = picture_rows(request.value, request.unit)
-                seen = seen.set_index("image").reindex(part["image"])
+            if key in seen:
+                own = seen[key].set_index("image").reindex(part["image"])
                 of_seen = ("found", "bits", "frame")
-                part = part.assign(**{name: seen[name].to_numpy(float) for name in of_seen})
+                part = part.assign(**{name: own[name].to_numpy(float) for name in of_seen})
             if (draw_known or pictures) and isinstance(request.unit, AttackUnit):
                 part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
             if key in told:
@@ -512,6 +512,16 @@ class Study:
                 part = part.assign(**{name: more[name] for name in OUTCOME_COLUMNS})
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
+
+    def _picture_rows(self, requests: Mapping[object, Request]) -> dict[object, pd.DataFrame]:
+        """`picture_rows` of the attacks among these requests, by the request's key."""
+        units = {
+            key: request.unit
+            for key, request in requests.items()
+            if isinstance(request.unit, AttackUnit)
+        }
+        kept = (self._artifact(unit) for unit in units.values())
+        return dict(zip(units, picture_rows(kept, list(units.values())), strict=True))
 
     def _rows_of(self, unit: Kept, *, blind: bool = True) -> pd.DataFrame:
         artifact = self._artifact(unit)

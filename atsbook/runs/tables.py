@@ -1,14 +1,14 @@
 """Tidy tables from artifacts: one row per image, one row per step, and where it all was made."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.experiment import AttackUnit, outcomes_of
+from atsbook.experiment import AttackUnit, outcomes_of_all
 from atsbook.findings.result import NO_POLICY
 from atsbook.networks import dataset
 from atsbook.runs.packing import PICTURES, as_kept
@@ -87,8 +87,14 @@ def noise_floor(target: Tensor, seed: int) -> np.ndarray:
     (B,).
     """
     images = to_images(target)
-    noise = torch.rand((NOISES, *images.shape), generator=rng(seed, "floor noise"))
+    noise = _noise(tuple(images.shape), seed)
     return torch.stack([psnr(guess, images) for guess in noise]).mean(0).double().numpy()
+
+
+@functools.lru_cache(maxsize=2)
+def _noise(shape: tuple[int, ...], seed: int) -> Tensor:
+    """`NOISES` images of uniform noise, (NOISES, *shape): the same for every policy."""
+    return torch.rand((NOISES, *shape), generator=rng(seed, "floor noise"))
 
 
 def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
@@ -98,15 +104,16 @@ def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
     return _rows(artifact.tensors, unit)
 
 
-def picture_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
+def picture_rows(artifacts: Iterable[Artifact], units: Sequence[AttackUnit]) -> list[pd.DataFrame]:
     """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
-    sixteen, from the pictures as it keeps them.
+    sixteen, from the pictures as it keeps them; a table for each attack.
 
     Args:
-        artifact: of the attack.
+        artifacts: of the attacks; each is read when it is its turn, and its pictures alone are kept.
     """
-    images = to_images(as_kept(artifact["reconstruction"][:PICTURES]))
-    return _rows(outcomes_of(unit, images), unit)
+    images = [to_images(as_kept(one["reconstruction"][:PICTURES])) for one in artifacts]
+    outcomes = outcomes_of_all(units, images)
+    return [_rows(values, unit) for values, unit in zip(outcomes, units, strict=True)]
 
 
 def _rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:

@@ -6,11 +6,13 @@ uint8 images (B, C, H, W) in 0..255 are called `pixels`, float images in [0, 1] 
 import torch
 from torch import Tensor
 
-from atslib.data.images import to_images
-from atslib.policies.draws import Streams, draw
+from atslib.data.images import sum_of, to_images
+from atslib.policies.draws import Draw, Streams, draw
 from atslib.policies.operations import check_pixels
 from atslib.policies.policy import Hybrid, Policy
 from atslib.rng import rng as stream
+
+AT_ONCE = 500  # images that `mean_prepared` draws for, and transforms, at a time
 
 
 def streams(seed: int, policy: str | Policy | Hybrid, *path: int) -> Streams:
@@ -79,10 +81,18 @@ def mean_prepared(
     """
     taken = torch.randperm(len(pixels), generator=rng, device=rng.device)[:most].to(pixels.device)
     seed = int(torch.randint(1 << 62, (1,), generator=rng, device=rng.device))
-    total = torch.zeros(1, *pixels.shape[1:], dtype=torch.int64, device=pixels.device)
+    images: list[Tensor] = []
+    drawn: list[Draw] = []
     for number in range(draws):
         pair = streams(seed, policy, number)
-        for rows in taken.split(500):
-            prepared = transform(pixels[rows], policy, rng=pair, crop_flip=crop_flip)
-            total += prepared.sum(0, keepdim=True, dtype=torch.int64)
-    return (total.double() / (255 * len(taken) * draws)).float()
+        for rows in taken.split(AT_ONCE):
+            images.append(rows)
+            drawn.append(draw(len(rows), policy, rng=pair, crop_flip=crop_flip))
+    every = Draw.join(drawn)
+    sources = torch.cat(images)
+    order = every.alike_together()
+    total = torch.zeros(1, *pixels.shape[1:], dtype=torch.int64, device=pixels.device)
+    for rows in order.split(AT_ONCE):
+        own = sources[rows.to(pixels.device)]
+        total += sum_of(every[rows].apply(pixels[own]))
+    return (total.double() / (255 * len(order))).float()

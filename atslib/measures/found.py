@@ -36,6 +36,7 @@ CANDIDATES = 100  # images of a class among which a photograph is to be found, a
 # Squared error, or share of a variance unexplained, below which a match gets no better: 40 dB
 FLOOR = 1e-4
 PIXELS = ("overlap", "whole", "frame", "colors")
+FILLED = ("whole", "colors")  # what the policy blackens is compared, too, in its place
 SCALES = ("plain", "likelihood")
 OVER = ("best", "marginal")
 # Inverse temperatures, in units of the similarities' standard deviation; 0: the similarities are
@@ -175,7 +176,6 @@ def match(
     )[0]
 
 
-@torch.no_grad()
 def match_each(
     reconstructions: Tensor,
     photographs: Tensor,
@@ -186,8 +186,50 @@ def match_each(
     matchers: Sequence[Matcher],
 ) -> list[Tensor]:
     """`match` by several matchers, which share most of the work: one result for each."""
-    check_images("match", reconstructions)
+    return match_sets(
+        [reconstructions], photographs, candidates, policy, crop_flip=crop_flip, matchers=matchers
+    )[0]
+
+
+@torch.no_grad()
+def match_sets(
+    sets: Sequence[Tensor],
+    photographs: Tensor,
+    candidates: Tensor,
+    policy: str | Policy | Hybrid | Draw = "",
+    *,
+    crop_flip: bool = True,
+    matchers: Sequence[Matcher] = (MATCHER,),
+) -> list[list[Tensor]]:
+    """`match_each` of several sets of reconstructions, such as those of several attacks on the same
+    photographs.
+
+    What the policy makes of the candidates is made once for all. The results are those of each set
+    alone to the last bit, since nothing is added up over several sets.
+    """
     check_pixels(photographs)
+    for reconstructions in sets:
+        _check_match(reconstructions, photographs, candidates)
+    usable = []
+    seen = []
+    for reconstructions in sets:
+        finite = reconstructions.isfinite().flatten(1).all(1)
+        images = torch.where(finite.view(-1, 1, 1, 1), reconstructions, 0.5)
+        usable.append(finite & (images.flatten(1).amax(1) - images.flatten(1).amin(1) > 1e-6))
+        standardized = {pixels: _standardized(images) for pixels in PIXELS}
+        seen.append(standardized | {"colors": images.clamp(0, 1)})
+    if isinstance(policy, Draw):
+        scores = [_match_drawn(own, photographs, candidates, policy, matchers) for own in seen]
+    else:
+        scores = _match_forms(seen, photographs, candidates, policy, crop_flip, matchers)
+    return [
+        [torch.where(good.view(-1, 1, 1), each, 0.0) for each in own]
+        for good, own in zip(usable, scores, strict=True)
+    ]
+
+
+def _check_match(reconstructions: Tensor, photographs: Tensor, candidates: Tensor) -> None:
+    check_images("match", reconstructions)
     count = len(reconstructions)
     if reconstructions.shape[1:] != photographs.shape[1:] or min(photographs.shape[2:]) <= SHIFT:
         shapes = f"{tuple(reconstructions.shape)} and photographs {tuple(photographs.shape)}"
@@ -200,15 +242,6 @@ def match_each(
         )
     if candidates.numel() and not 0 <= candidates.min() <= candidates.max() < len(photographs):
         raise AtsError(f"match: candidates must be rows of {len(photographs)} photographs")
-    usable = reconstructions.isfinite().flatten(1).all(1)
-    images = torch.where(usable.view(-1, 1, 1, 1), reconstructions, 0.5)
-    usable &= images.flatten(1).amax(1) - images.flatten(1).amin(1) > 1e-6
-    seen = {pixels: _standardized(images) for pixels in PIXELS} | {"colors": images.clamp(0, 1)}
-    if isinstance(policy, Draw):
-        scores = _match_drawn(seen, photographs, candidates, policy, matchers)
-    else:
-        scores = _match_forms(seen, photographs, candidates, policy, crop_flip, matchers)
-    return [torch.where(usable.view(-1, 1, 1), each, 0.0) for each in scores]
 
 
 def _standardized(images: Tensor) -> Tensor:
@@ -222,41 +255,50 @@ def _standardized(images: Tensor) -> Tensor:
 
 
 def _match_forms(
-    seen: dict[str, Tensor],
+    seen: Sequence[dict[str, Tensor]],
     photographs: Tensor,
     candidates: Tensor,
     policy: str | Policy | Hybrid,
     crop_flip: bool,
     matchers: Sequence[Matcher],
-) -> list[Tensor]:
-    """`match_each` with every form, mirror image and shift: (B, K, V) each.
+) -> list[list[Tensor]]:
+    """`match_sets` with every form, mirror image and shift: (B, K, V) each.
 
-    `seen` are images by `Matcher.pixels`.
+    `seen` are the images of each set by `Matcher.pixels`.
     """
     possible = forms(policy)
-    insides = [_inside(form, photographs) for form in possible]
+    frames = _frames(possible, photographs)
     shift = SHIFT if crop_flip else 0
-    like = seen["colors"]
+    like = seen[0]["colors"]
     count = len(possible) * (2 if crop_flip else 1)
-    scores = [
-        like.new_zeros(*candidates.shape, count if m.over == "marginal" else 1) for m in matchers
-    ]
-    sets, which = candidates.unique(dim=0, return_inverse=True)
-    for number, rows in enumerate(sets):  # one for each class
+    widths = [count if m.over == "marginal" else 1 for m in matchers]
+    scores = [[like.new_zeros(*candidates.shape, width) for width in widths] for _ in seen]
+    classes, which = candidates.unique(dim=0, return_inverse=True)
+    for number, rows in enumerate(classes):
         own = (which == number).nonzero().squeeze(1)
         known = photographs[rows]
         known = torch.cat([known, known.flip(-1)]) if crop_flip else known
-        mine = {pixels: images[own].unsqueeze(0) for pixels, images in seen.items()}
-        each: list[list[Tensor]] = [[] for _ in matchers]
-        for (ids, signs), inside in zip(possible, insides, strict=True):
-            drawn = torch.tensor(signs, dtype=torch.int64).expand(len(known), len(ids))
-            made = to_images(Policy(ids).apply_signs(known, drawn)).to(like)
-            compared = _compare(mine, made.unsqueeze(0), inside.unsqueeze(0), shift, matchers)
-            for collected, score in zip(each, compared, strict=True):
-                collected += score[0].split(len(rows), dim=1)
-        for result, collected, matcher in zip(scores, each, matchers, strict=True):
-            every = torch.stack(collected, -1)
-            result[own] = every.amax(-1, keepdim=True) if matcher.over == "best" else every
+        mine = [
+            {pixels: images[own].unsqueeze(0) for pixels, images in each.items()} for each in seen
+        ]
+        # By set, matcher and form: the candidates, and their mirror images
+        found: list[list[dict[int, Sequence[Tensor]]]] = [[{} for _ in matchers] for _ in seen]
+        for inside, numbers in frames:
+            here = inside.unsqueeze(0)
+            sides = [_images_side(each, here, shift, matchers) for each in mine]
+            for form in numbers:
+                ids, signs = possible[form]
+                drawn = torch.tensor(signs, dtype=torch.int64).expand(len(known), len(ids))
+                made = to_images(Policy(ids).apply_signs(known, drawn)).to(like)
+                theirs = _candidates_side(made.unsqueeze(0), here, shift, matchers)
+                for side, by_matcher in zip(sides, found, strict=True):
+                    compared = _compare(side, theirs, made[0].numel(), matchers)
+                    for by_form, score in zip(by_matcher, compared, strict=True):
+                        by_form[form] = score[0].split(len(rows), dim=1)
+        for results, by_matcher in zip(scores, found, strict=True):
+            for result, by_form, matcher in zip(results, by_matcher, matchers, strict=True):
+                every = torch.stack([s for form in sorted(by_form) for s in by_form[form]], -1)
+                result[own] = every.amax(-1, keepdim=True) if matcher.over == "best" else every
     return scores
 
 
@@ -286,11 +328,24 @@ def _match_drawn(
             .unflatten(0, (-1, count))
         )
         mine = {pixels: images[rows].unsqueeze(1) for pixels, images in seen.items()}
-        for collected, score in zip(
-            parts, _compare(mine, made, inside[rows], 0, matchers), strict=True
-        ):
+        ours = _images_side(mine, inside[rows], 0, matchers)
+        theirs = _candidates_side(made, inside[rows], 0, matchers)
+        compared = _compare(ours, theirs, made[0, 0].numel(), matchers)
+        for collected, score in zip(parts, compared, strict=True):
             collected.append(score.squeeze(1))
     return [torch.cat(collected).unsqueeze(-1) for collected in parts]
+
+
+def _frames(possible: Sequence[Form], like: Tensor) -> list[tuple[Tensor, list[int]]]:
+    """Which pixels of forms show something of the photograph, (H, W) bool, and the numbers of the
+    forms that show these: two contrasts, say, show the same.
+    """
+    found: dict[bytes, tuple[Tensor, list[int]]] = {}
+    for number, form in enumerate(possible):
+        inside = _inside(form, like)
+        key = inside.cpu().numpy().tobytes()
+        found.setdefault(key, (inside, []))[1].append(number)
+    return list(found.values())
 
 
 def _inside(form: Form, like: Tensor) -> Tensor:
@@ -306,9 +361,11 @@ def _inside(form: Form, like: Tensor) -> Tensor:
     return shown(drawn, like)[0]
 
 
-def _compare(
-    seen: dict[str, Tensor], made: Tensor, inside: Tensor, shift: int, matchers: Sequence[Matcher]
-) -> list[Tensor]:
+# The two sides of the sums over the pixels compared, by `Matcher.pixels` and name
+Side = dict[str, dict[str, Tensor]]
+
+
+def _compare(ours: Side, theirs: Side, size: int, matchers: Sequence[Matcher]) -> list[Tensor]:
     """How alike images are to what candidates would have become, the best over shifts: (G, B, N)
     for each matcher.
 
@@ -317,66 +374,104 @@ def _compare(
     are not inside have a filling, which stays in its place.
 
     Args:
-        seen: (G, B, C, H, W) by `Matcher.pixels`, in G groups.
-        made: (G, N, C, H, W), without the crop.
-        inside: (G, H, W) bool.
+        ours, theirs: of `_images_side` and `_candidates_side`.
+        size: numbers in an image.
     """
-    size = made[0, 0].numel()
-    sums = {
-        pixels: _sums(seen[pixels], made, inside, shift, pixels)
-        for pixels in {m.pixels for m in matchers}
-    }
+    sums = {pixels: _sums(own, theirs[pixels]) for pixels, own in ours.items()}
     return [_score(sums[matcher.pixels], size, matcher).amax(2) for matcher in matchers]
 
 
-def _sums(
-    images: Tensor, made: Tensor, inside: Tensor, shift: int, pixels: str
-) -> dict[str, Tensor]:
+def _images_side(
+    seen: dict[str, Tensor], inside: Tensor, shift: int, matchers: Sequence[Matcher]
+) -> Side:
+    """Of the sums over the pixels compared those that need no candidate, by `Matcher.pixels`.
+
+    `x` and `xx`, sums of the images and of their squares, broadcast to (G, B, D, N), D being the
+    shifts. `moved` are the images at every shift, (G, B, D, C, HW), and `filling` what is outside,
+    (G, B, CHW).
+
+    Args:
+        seen: (G, B, C, H, W) by `Matcher.pixels`, in G groups.
+        inside: (G, H, W) bool.
+    """
+    sides = {}
+    for pixels in {m.pixels for m in matchers}:
+        images = seen[pixels]
+        mask = _compared(inside, images, pixels)
+        images = images - 0.5
+        mine = images * mask
+        here = mask.flatten(1)  # (G, HW)
+        total, square = _over_channels(mine)
+        own = {
+            "x": _dot(_windows(total, shift).squeeze(3), here),  # (G, B, D, 1)
+            "xx": _dot(_windows(square, shift).squeeze(3), here),
+            # Pixel y of the image, where y + d is.
+            "moved": _windows(mine, shift) * here[:, None, None, None],
+        }
+        if pixels in FILLED:
+            filling = images * (1 - mask)
+            total, square = _over_channels(filling)
+            own["x"] = own["x"] + total.flatten(2).sum(2)[:, :, None, None]
+            own["xx"] = own["xx"] + square.flatten(2).sum(2)[:, :, None, None]
+            own["filling"] = filling.flatten(2)
+        sides[pixels] = own
+    return sides
+
+
+def _compared(inside: Tensor, like: Tensor, pixels: str) -> Tensor:
+    """Which pixels move with the crop, (G, 1, 1, H, W) of 0 and 1."""
+    return (torch.ones_like(inside) if pixels == "overlap" else inside).to(like)[:, None, None]
+
+
+def _candidates_side(made: Tensor, inside: Tensor, shift: int, matchers: Sequence[Matcher]) -> Side:
+    """Of the sums over the pixels compared those that need no reconstruction, by `Matcher.pixels`.
+
+    `n`, how many pixels, and `y` and `yy`, sums of the candidates and of their squares, broadcast to
+    (G, B, D, N), D being the shifts. `flat` are the candidates, (G, CHW, N).
+
+    Args:
+        made: (G, N, C, H, W), without the crop.
+        inside: (G, H, W) bool.
+    """
+    channels = made.shape[2]
+    # near 0, so that sums of squares lose little
+    made = made - 0.5
+    made_total, made_square = (x.squeeze(2).flatten(2) for x in _over_channels(made))  # (G, N, HW)
+    sides = {}
+    for pixels in {m.pixels for m in matchers}:
+        mask = _compared(inside, made, pixels)
+        here = mask.flatten(1)  # (G, HW)
+        both = _windows(mask, shift)[:, 0, :, 0] * here[:, None]  # (G, D, HW)
+        own = {
+            "n": channels * both.sum(-1)[:, None, :, None],  # (G, 1, D, 1)
+            "y": (both @ made_total.transpose(1, 2)).unsqueeze(1),  # (G, 1, D, N)
+            "yy": (both @ made_square.transpose(1, 2)).unsqueeze(1),
+        }
+        if pixels in FILLED:
+            outside = (1 - mask).flatten(1)
+            own["n"] = own["n"] + channels * outside.sum(1)[:, None, None, None]
+            own["y"] = own["y"] + _dot(made_total, outside).transpose(1, 2).unsqueeze(1)
+            own["yy"] = own["yy"] + _dot(made_square, outside).transpose(1, 2).unsqueeze(1)
+        sides[pixels] = own | {"flat": made.flatten(2).transpose(1, 2)}
+    return sides
+
+
+def _sums(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Over the pixels compared: how many, sums of both sides, of their squares and of their
     products.
 
     Each broadcasts to (G, B, D, N), D being the shifts.
     """
-    channels = images.shape[2]
-    mask = torch.ones_like(inside) if pixels == "overlap" else inside
-    mask = mask.to(images)[:, None, None]  # (G, 1, 1, H, W)
-    # near 0, so that sums of squares lose little
-    images = images - 0.5
-    made = made - 0.5
-    mine = images * mask
-    here = mask.flatten(1)  # (G, HW)
-
-    # Pixel y of the image, where y + d is.
-    moved = _windows(mine, shift) * here[:, None, None, None]  # (G, B, D, C, HW)
-    both = _windows(mask, shift)[:, 0, :, 0] * here[:, None]  # (G, D, HW)
-    total, square = _over_channels(mine)
-    made_total, made_square = (x.squeeze(2).flatten(2) for x in _over_channels(made))  # (G, N, HW)
-    flat = made.flatten(2).transpose(1, 2)  # (G, CHW, N)
-    sums = {
-        "n": channels * both.sum(-1)[:, None, :, None],  # (G, 1, D, 1)
-        "x": _dot(_windows(total, shift).squeeze(3), here),  # (G, B, D, 1)
-        "xx": _dot(_windows(square, shift).squeeze(3), here),
-        "y": (both @ made_total.transpose(1, 2)).unsqueeze(1),  # (G, 1, D, N)
-        "yy": (both @ made_square.transpose(1, 2)).unsqueeze(1),
-        "xy": (moved.flatten(3).flatten(1, 2) @ flat).unflatten(
-            1, moved.shape[1:3]
-        ),  # (G, B, D, N)
+    moved = ours["moved"]
+    products = moved.flatten(3).flatten(1, 2) @ theirs["flat"]
+    products = products.unflatten(1, moved.shape[1:3])  # (G, B, D, N)
+    if "filling" in ours:
+        products = products + (ours["filling"] @ theirs["flat"]).unsqueeze(2)
+    return {
+        "xy": products,
+        **{name: ours[name] for name in ("x", "xx")},
+        **{name: theirs[name] for name in ("n", "y", "yy")},
     }
-    if pixels not in ("whole", "colors"):
-        return sums
-    band = 1 - mask
-    outside = band.flatten(1)
-    filling = images * band
-    total, square = _over_channels(filling)
-    rest = {
-        "n": channels * outside.sum(1)[:, None, None, None],
-        "x": total.flatten(2).sum(2)[:, :, None, None],
-        "xx": square.flatten(2).sum(2)[:, :, None, None],
-        "y": _dot(made_total, outside).transpose(1, 2).unsqueeze(1),
-        "yy": _dot(made_square, outside).transpose(1, 2).unsqueeze(1),
-        "xy": (filling.flatten(2) @ flat).unsqueeze(2),
-    }
-    return {name: value + rest[name] for name, value in sums.items()}
 
 
 def _over_channels(images: Tensor) -> tuple[Tensor, Tensor]:

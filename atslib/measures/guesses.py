@@ -10,6 +10,7 @@ photograph.
 import torch
 from torch import Tensor
 
+from atslib.data.images import sum_of
 from atslib.errors import AtsError
 from atslib.measures.metrics import check_images, psnr
 from atslib.policies.draws import Draw
@@ -67,13 +68,19 @@ def guess_knowing_draw(
     if empty := [int(c) for c, rows in zip(wanted, of_class, strict=True) if len(rows) == 0]:
         raise AtsError(f"guess_knowing_draw: there is no image of class {empty[0]}")
     # One long list of pairs: an image guessed, and one of its class.
-    counts = torch.tensor([len(rows) for rows in of_class], device=own.device)[which]
-    images = torch.cat([of_class[number] for number in which.tolist()])
-    guessed = torch.arange(len(draw), device=own.device).repeat_interleave(counts)
+    order = draw.alike_together().tolist()
+    images = torch.cat([of_class[which[number]] for number in order])
+    guessed = torch.tensor(order).repeat_interleave(
+        torch.tensor([len(of_class[which[number]]) for number in order])
+    )
     total = torch.zeros(len(draw), *own.shape[1:], dtype=torch.int64, device=own.device)
     for rows, into in zip(images.split(CHUNK), guessed.split(CHUNK), strict=True):
-        total.index_add_(0, into, draw[into.to(draw.member.device)].apply(own[rows]).long())
-    return (total.double() / (255 * counts.view(-1, 1, 1, 1))).float()
+        made = draw[into.to(draw.member.device)].apply(own[rows])
+        numbers, counts = into.unique_consecutive(return_counts=True)
+        for number, part in zip(numbers.tolist(), made.split(counts.tolist()), strict=True):
+            total[number] += sum_of(part)
+    counts = guessed.bincount().view(-1, 1, 1, 1).to(own.device)
+    return (total.double() / (255 * counts)).float()
 
 
 def gain(reconstructions: Tensor, truth: Tensor, guess: Tensor) -> Tensor:

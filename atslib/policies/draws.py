@@ -3,6 +3,7 @@ other images.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +45,24 @@ class Draw:
         if self.offsets is not None:
             crop = {"offsets": self.offsets[rows], "flips": self.flips[rows]}
         return dataclasses.replace(self, member=self.member[rows], signs=self.signs[rows], **crop)
+
+    @staticmethod
+    def join(draws: Sequence["Draw"]) -> "Draw":
+        """The draws of several sets of images for one policy, one set after the other."""
+        first = draws[0]
+        parts = {
+            name: torch.cat([getattr(each, name) for each in draws])
+            for name in ("offsets", "flips", "member", "signs")
+            if getattr(first, name) is not None
+        }
+        return dataclasses.replace(first, **parts)
+
+    def alike_together(self) -> Tensor:
+        """An order of the images, (B,), in which those with the same member and signs come one after
+        the other: an operation with one sign for a whole batch takes less time.
+        """
+        both = torch.cat([self.member.unsqueeze(1), self.signs], 1)
+        return both.unique(dim=0, return_inverse=True)[1].argsort(stable=True)
 
     def cropped(self, pixels: Tensor) -> Tensor:
         """Images after crop and flip, before the policy: uint8 (B, C, H, W) -> the same."""

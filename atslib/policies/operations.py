@@ -195,9 +195,12 @@ def _mirrored(kernel: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, fl
             pixels.device.type != "cpu"
         ):  # all images twice: to sort them the host would have to wait
             return torch.where(sign > 0, kernel(pixels, size), kernel(pixels, -size))
+        by_value = {value: (sign.flatten() == value).nonzero().squeeze(1) for value in (1, -1)}
+        for value, rows in by_value.items():
+            if len(rows) == len(pixels):  # one sign for all, as in each form of a policy
+                return kernel(pixels, size * value)
         made = torch.empty_like(pixels)
-        for value in (1, -1):
-            rows = (sign.flatten() == value).nonzero().squeeze(1)
+        for value, rows in by_value.items():
             made.index_copy_(0, rows, kernel(pixels.index_select(0, rows), size * value))
         return made
 
@@ -327,12 +330,29 @@ def crop_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 
 def shift_flip(pixels: Tensor, offsets: Tensor, flips: Tensor, *, padding: int = 4) -> Tensor:
     """`crop_flip` of images of any dtype, (B, C, H, W) -> same."""
     b, _, h, w = pixels.shape
+    if pixels.device.type == "cpu" and pixels.dtype == torch.uint8:
+        return _shift_flip_bytes(pixels, offsets, flips, padding)
     windows = (
         F.pad(pixels, (padding,) * 4).unfold(2, h, 1).unfold(3, w, 1)
     )  # a view, (B, C, P, P, H, W)
     row, column = offsets.to(pixels.device).unbind(1)
     cropped = windows[torch.arange(b, device=pixels.device), :, row, column]
     return torch.where(flips.to(pixels.device).view(-1, 1, 1, 1), cropped.flip(3), cropped)
+
+
+def _shift_flip_bytes(pixels: Tensor, offsets: Tensor, flips: Tensor, padding: int) -> Tensor:
+    """`shift_flip` of bytes on a CPU: a copy of whole rows for each image takes a third of the time of
+    an index for each byte.
+    """
+    b, c, h, w = pixels.shape
+    padded = np.zeros((b, c, h + 2 * padding, w + 2 * padding), dtype=np.uint8)
+    padded[:, :, padding : padding + h, padding : padding + w] = pixels.numpy()
+    made = np.empty((b, c, h, w), dtype=np.uint8)
+    windows = zip(offsets.tolist(), flips.tolist(), strict=True)
+    for number, ((row, column), flipped) in enumerate(windows):
+        window = padded[number, :, row : row + h, column : column + w]
+        made[number] = window[..., ::-1] if flipped else window
+    return torch.from_numpy(made)
 
 
 def draw_crop(n: int, *, rng: torch.Generator, padding: int = 4) -> tuple[Tensor, Tensor]:
