@@ -11,15 +11,14 @@ Three parts, in this order, each resumable: what is finished is in the folder an
    steps, without a policy and with the paper's, on test images 9,588 to 9,687 (100 photographs in blocks
    of 32). Kept in `store`, from which `python -m atsbook archive` takes results in.
 
-A part begins only if its estimate fits into what is left of `--budget`; the line at the end says what is
-still to do. Then the folder is packed into `gpu.tar`. `--small` makes all of it in a minute on a CPU,
-with drawn images, to see that it runs.
+A part begins only if half a minute of `--budget` is left, or for the cell as long as the longest part of it
+took so far; the line at the end says what is still to do. `gpu.sh` packs the folder. `--small` makes all of
+it in minutes on a CPU, with drawn images, to see that it runs.
 """
 
 import argparse
 import dataclasses
 import json
-import tarfile
 import time
 from pathlib import Path
 
@@ -150,7 +149,7 @@ def main() -> None:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     log = chosen.folder / "speed.jsonl"
     there = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    done = {(line["benchmark"], line["model"], line["members"]) for line in there}
+    done = {(line["benchmark"], line["members"]) for line in there}
     network = "resnet20-1" if chosen.small else "resnet20-4"
     repeats = 1 if chosen.small else 3
     sizes = MEMBERS[:2] if chosen.small else MEMBERS
@@ -158,40 +157,26 @@ def main() -> None:
     def left() -> float:
         return chosen.budget - (time.monotonic() - begun)
 
-    measured = {
-        ("attack", network, n): lambda n=n: bench.attack(
-            network, n, device=str(device), repeats=repeats
-        )
-        for n in sizes
-        if n <= LOOPED or chosen.small
+    on = {"device": str(device), "repeats": repeats}
+    here = (device, repeats)
+    looped = [n for n in sizes if n <= LOOPED]
+    calls = {
+        "attack": (looped, lambda n: bench.attack(network, n, **on)),
+        "forms": (sizes, lambda n: bench.forms(network, n, **on)),
+        "training": ([128], lambda n: training_step(network, n, *here)),
+        "line-up": (sizes[:2], lambda n: line_up_step(network, n, *here)),
+        "agreement": ([8], lambda n: agreement("lenet", n, device, 3 if chosen.small else 300)),
     }
-    measured |= {
-        ("forms", network, n): lambda n=n: bench.forms(
-            network, n, device=str(device), repeats=repeats
-        )
-        for n in sizes
-    }
-    measured |= {
-        ("training", network, n): lambda n=n: training_step(network, n, device, repeats)
-        for n in (128,)
-    }
-    measured |= {
-        ("line-up", network, n): lambda n=n: line_up_step(network, n, device, repeats)
-        for n in sizes[:2]
-    }
-    measured["agreement", "lenet", 8] = lambda: agreement(
-        "lenet", 8, device, 3 if chosen.small else 300
-    )
     to_do = []
-    for key, call in measured.items():
-        if key in done:
+    for name, n, call in [(name, n, call) for name, (ns, call) in calls.items() for n in ns]:
+        if (name, n) in done:
             continue
         if left() < 30:
-            to_do.append(" ".join(map(str, key)))
+            to_do.append(f"{name} {n}")
             continue
         with log.open("a") as file:
-            file.write(json.dumps(call()) + "\n")
-        print(*key, f"{left():.0f} s left", flush=True)
+            file.write(json.dumps(call(n)) + "\n")
+        print(name, n, f"{left():.0f} s left", flush=True)
 
     store = Store(chosen.folder / "store")
     longest = 0.0  # of what was computed here
@@ -205,9 +190,6 @@ def main() -> None:
         unit.make(store, device)
         longest = max(longest, time.monotonic() - since)
         print(unit.title, f"{left():.0f} s left", flush=True)
-    with tarfile.open(chosen.folder / "gpu.tar", "w") as packed:
-        for path in (log, chosen.folder / "store"):
-            packed.add(path, path.name)
     print("all done" if not to_do else f"still to do: {'; '.join(to_do)}")
 
 

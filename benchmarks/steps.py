@@ -88,9 +88,10 @@ def attacked(network: str, attack: GradientMatching, rows: range, draw: int) -> 
 def compared(network: str, count: int, draws: int, cut: int | None) -> list[dict[str, str]]:
     """A row of the table for each attack on a network; with `cut` each has so many steps."""
     rows = range(FIRST, FIRST + count)
-    made = {name: [] for name in attacks()[network]}
+    tried = attacks()[network]
+    made = {name: [] for name in tried}
     for draw in range(draws):
-        for name, attack in attacks()[network].items():
+        for name, attack in tried.items():
             attack = dataclasses.replace(attack, steps=cut) if cut else attack
             made[name].append(attacked(network, attack, rows, draw))
     lines, bits, first = [], {}, None
@@ -99,7 +100,7 @@ def compared(network: str, count: int, draws: int, cut: int | None) -> list[dict
         table["bits"] = np.log2(100 / table["rank"])
         bits[name] = table.groupby("image")["bits"].mean()
         seconds = [part["seconds"].mean() for part in parts]
-        first = first or (name, seconds, attacks()[network][name].evaluations)
+        first = first or (name, seconds, tried[name].evaluations)
         less = bits[name] - bits[first[0]]
         low, high = interval(less)
         ratio = [own / other for own, other in zip(seconds, first[1], strict=True)]
@@ -108,7 +109,7 @@ def compared(network: str, count: int, draws: int, cut: int | None) -> list[dict
             {
                 "network": network,
                 "attack": name,
-                "gradients": f"{attacks()[network][name].evaluations / first[2]:.2f}",
+                "gradients": f"{tried[name].evaluations / first[2]:.2f}",
                 "processor time": f"{np.mean(ratio):.2f} ({min(ratio):.2f} to {max(ratio):.2f})",
                 "bits": f"{table['bits'].mean():.2f}",
                 "difference": "–"
