@@ -239,12 +239,12 @@ def test_the_tuned_policy_is_a_policy_of_the_claim():
     ("setting", "words", "alone"),
     [
         ("none", "no defense", "no defense"),
-        (HYBRID, "the paper's hybrid", "the paper's hybrid"),
-        (SEARCHED[0], "its member 3-1-7", "its member 3-1-7"),
+        (HYBRID, "the paper's policy", "the paper's policy"),
+        (SEARCHED[0], "member 3-1-7 alone", "member 3-1-7 alone"),
         ("3-3-3", "policy 3-3-3", "policy 3-3-3"),
         ("prune:0.7", "pruning of 70 %", "70 %"),
         ("dp:0.001", "DP-SGD, noise of 0.001", "0.001"),
-        (f"{HYBRID} | gaussian:0.01", "the paper's hybrid and Gaussian noise of 0.01", "0.01"),
+        (f"{HYBRID} | gaussian:0.01", "the paper's policy and Gaussian noise of 0.01", "0.01"),
         ("MixUp", "MixUp", "MixUp"),  # a kind, and no setting
     ],
 )
