@@ -57,7 +57,12 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
         for side in (0, 1)
     )
     for side, shown in enumerate(sides):
-        shown["best"] = f"{known.best[side]} of {known.best[2]}" if known.best else MISSING
+        # 299 of 300 are not all
+        shown["best"] = (
+            f"{100 * known.best[side] / known.best[2]:.1f}".removesuffix(".0") + " %"
+            if known.best
+            else MISSING
+        )
     return sides
 
 
