@@ -107,8 +107,8 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     text = advice(tmp_path)
     assert text.startswith("# Should I use this?\n\n**Not as your only protection.** ")
     for row in (
-        "| A curious server, in round one | LeNet 100 %; ResNet20-4 90 % | LeNet 95 %; ResNet20-4 60 % |",
-        "| LeNet not measured yet; ResNet20-4 after 12 epochs 20 % | LeNet not measured yet; ResNet20-4 10 % |",
+        "| A curious server, in round one | LeNet 100 %<br>ResNet20-4 90 % | LeNet 95 %<br>ResNet20-4 60 % |",
+        "| LeNet not measured yet<br>ResNet20-4 20 %, after 12 epochs | LeNet not measured yet<br>ResNet20-4 10 % |",
         "| A server that sees only the sum of ten clients (LeNet) | not measured yet |",
     ):
         assert row in text

@@ -162,7 +162,7 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
     write_audit(audited, tmp_path)
     page = audit_page(tmp_path)
     assert page.startswith(
-        "# Audit\n\n**Of 3 results that were computed again, 3 came out the same.**\n"
+        "# Audit\n\n**Of 3 results that were computed again, 3 came out the same.** Whether attacks come out equal"
     )
     assert "with seed 5, was made on CPU, " in page
     assert f"the archive had {audited['units']:,} results" in page
@@ -182,6 +182,9 @@ def lines_of(units):
         {"key": str(number), "kind": "attack", "off": list(off)} for number, off in enumerate(units)
     ]
     (line,) = summaries({"rows": rows})
+    general = in_short({"rows": rows})
+    assert ("come out equal, within" in general) == (": equal. " in line)
+    assert ("do not come out equal" in general) == (": **not equal**. " in line)
     return line
 
 
@@ -196,13 +199,16 @@ def test_what_differs_is_counted_and_its_size_is_said():
     assert words.startswith(
         "**Of 4 results that were computed again, 2 came out the same.** The other 2 are attacks"
     )
-    assert words.endswith(
-        "no picture is off by more than 7.9 dB, and the largest difference is 15.4 dB."
+    assert (
+        "no picture is off by more than 7.9 dB, and the largest difference is 15.4 dB. Whether"
+        in words
     )
+    assert words.endswith("within ±0.05 dB, cannot be told from so few.")
     rows.append({"key": "score", "kind": "privacy", "off": [0.01]})
-    assert in_short({"rows": rows}).endswith("2 came out the same.** The other 3 did not.")
+    assert "2 came out the same.** The other 3 did not. Whether" in in_short({"rows": rows})
     rows.append({"key": "lost", "kind": "attack", "off": [float("nan"), 0.0]})
     assert "Of 6 results that were computed again, 2 came out" in in_short({"rows": rows})
+    assert in_short({"rows": rows[3:4]}).endswith("1 came out the same.**")  # no attack
 
 
 SPREAD = np.random.default_rng(0).normal(0, 0.01, (33, 4))

@@ -288,9 +288,10 @@ def trends(
     xlabel: str,
     ylabel: str = "",
     groups: Sequence[str] = (),
+    nothing: float | None = 0.0,
 ) -> Figure:
     """`mean` with `low` and `high` along `x`, by powers of ten and 0 if it is there; colors in
-    order of `groups`.
+    order of `groups`. A dashed line is at `nothing`, what is there without any effect.
     """
     with _styled():
         names = table[panel].unique()
@@ -316,7 +317,8 @@ def trends(
                 axis.fill_between(
                     rows[x], rows["low"], rows["high"], color=colors[kind], alpha=0.18, lw=0
                 )
-            axis.axhline(0, color="0.3", lw=0.8, ls="--")
+            if nothing is not None:
+                axis.axhline(nothing, color="0.3", lw=0.8, ls="--")
             if (table[x] == 0).any():
                 axis.set_xscale("symlog", linthresh=1)
                 axis.set_xlim(-0.4, 1.6 * table[x].max())  # the last marker is whole

@@ -269,8 +269,8 @@ def summaries(outcome: dict) -> list[str]:
 
 
 def in_short(outcome: dict) -> str:
-    """How many results came out the same, to `EQUAL_DB` or to the fourth digit of a score, and how
-    far off the others are; in two sentences.
+    """How many results came out the same, to `EQUAL_DB` or to the fourth digit of a score, how far
+    off the others are, and what that says of attacks in general.
     """
     furthest = {row["key"]: np.abs(row["off"]).max() for row in outcome["rows"]}
     in_decibels = {row["key"]: UNITS[row["kind"]] == "dB" for row in outcome["rows"]}
@@ -288,11 +288,30 @@ def in_short(outcome: dict) -> str:
         )
     elif other:
         words += f" The other {len(other)} did not."
+    off, units = finite(
+        {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == "attack"}
+    )
+    if len(off):
+        words += f" {IN_GENERAL[equal(off, units)[0]]}"
     return words
 
 
-def verdict(off: np.ndarray, units: np.ndarray) -> str:
-    """Whether attacks are equal to the archive's, in words.
+def finite(rows: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
+    """What each number is off by where neither side diverged, and the result that each is of."""
+    off = np.array([number for each in rows.values() for number in each])
+    units = np.repeat(list(rows), [len(each) for each in rows.values()])
+    return off[np.isfinite(off)], units[np.isfinite(off)]
+
+
+IN_GENERAL = {
+    "equal": f"In general attacks come out equal, within ±{EQUAL_DB} dB.",
+    "not equal": f"**In general attacks do not come out equal within ±{EQUAL_DB} dB.**",
+    "cannot tell": f"Whether attacks come out equal in general, within ±{EQUAL_DB} dB, cannot be told from so few.",
+}
+
+
+def equal(off: np.ndarray, units: np.ndarray) -> tuple[str, dict[str, tuple[float, float]]]:
+    """Whether attacks are equal to the archive's, and by which intervals; none of too few results.
 
     An attack that rounds otherwise can end in another minimum, many decibels off, without being
     better or worse in general. So two figures are judged that such images do not move: the median
@@ -305,20 +324,29 @@ def verdict(off: np.ndarray, units: np.ndarray) -> str:
     Source: order statistics for the median; Yuen (1974) for the trimmed mean.
     """
     by_unit = pd.Series(off).groupby(list(units))
-    bound = f"within ±{EQUAL_DB} dB, the bound for two devices of one kind"
     if len(by_unit) < FEWEST:
-        return f"Whether they are equal {bound}: *cannot tell*, as that takes {FEWEST} results"
+        return "cannot tell", {}
     median = stats.quantile_test(by_unit.median(), p=0.5).confidence_interval(0.95)
     trimmed = stats.mstats.trimmed_mean_ci(by_unit.mean(), limits=(TRIMMED, TRIMMED), alpha=0.05)
     intervals = {
         "median over results": (median.low, median.high),
         "mean without the highest and the lowest tenth": tuple(trimmed),
     }
-    words = "*cannot tell*"
+    status = "cannot tell"
     if all(max(-low, high) <= EQUAL_DB for low, high in intervals.values()):
-        words = "equal"
+        status = "equal"
     elif any(max(low, -high) > EQUAL_DB for low, high in intervals.values()):
-        words = "**not equal**"
+        status = "not equal"
+    return status, intervals
+
+
+def verdict(off: np.ndarray, units: np.ndarray) -> str:
+    """`equal` in words."""
+    status, intervals = equal(off, units)
+    bound = f"within ±{EQUAL_DB} dB, the bound for two devices of one kind"
+    if not intervals:
+        return f"Whether they are equal {bound}: *cannot tell*, as that takes {FEWEST} results"
+    words = {"equal": "equal", "not equal": "**not equal**", "cannot tell": "*cannot tell*"}[status]
     between = " and of the ".join(
         f"{name} is {low:+.3f} to {high:+.3f} dB" for name, (low, high) in intervals.items()
     )
