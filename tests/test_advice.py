@@ -107,9 +107,9 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     text = advice(tmp_path)
     assert text.startswith("# Should I use this?\n\n**Not as your only protection.** ")
     for row in (
-        "| A curious server, in round one | LeNet 100 %<br>ResNet20-4 90 % | LeNet 95 %<br>ResNet20-4 60 % |",
-        "| LeNet not measured yet<br>ResNet20-4 20 %, after 12 epochs | LeNet not measured yet<br>ResNet20-4 10 % |",
-        "| A server that sees only the sum of ten clients (LeNet) | not measured yet |",
+        "| A curious server, in round one | LeNet: 100 %<br>ResNet20-4: 90 % | LeNet: 95 %<br>ResNet20-4: 60 % |",
+        "| LeNet: not measured yet<br>ResNet20-4: 20 %, after 12 epochs | LeNet: not measured yet<br>ResNet20-4: 10 % |",
+        "| A server that sees only the sum of ten clients | LeNet: not measured yet |",
     ):
         assert row in text
     cost = "57.0 → 47.0 % on a ResNet20-1 after 20 epochs, 66.5 → 62.0 % after 60, 72.0 → 64.0 % on a ResNet20-4 after 12."
@@ -196,7 +196,7 @@ def test_a_client_reads_what_a_federation_gives_away_and_loses(tmp_path):
         "| LeNet, round 300 | photographs found by one that sees only the sum of ten answers | 40 % | 10 % |"
         in text
     )
-    assert "| A server that sees only the sum of ten clients (LeNet) | 50 % | 20 % |" in text
+    assert "| A server that sees only the sum of ten clients | LeNet: 50 % | LeNet: 20 % |" in text
     assert (
         "| LeNet, FedSGD | accuracy after 20 rounds | 31.0 % | 30.0 % (-1.0 [-3.5, 1.5]) |" in text
     )
