@@ -1,8 +1,8 @@
 """The experiment: how photographs become what clients send, what the server sees, what an attack
 recovers of them, and what that is worth.
 
-    attack = AttackUnit(model=net, policy="3-1-7", attack=annealed, first=0, last=100)
-    outcomes = OutcomeUnit(attack=attack)
+    attack = AttackRequest(model=net, policy="3-1-7", attack=annealed, first=0, last=100)
+    outcomes = OutcomeRequest(attack=attack)
 
 Whatever else looks at these photographs, a score or a table, takes what was drawn for them from
 `drawn`: nothing else here draws.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from atsbook.attackers import FromMean, Learned, Undone
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.store import Store
 from atslib import attacks
 from atslib.attacks import GradientMatching, Reconstruction, reconstruct
@@ -95,7 +95,7 @@ class Clients:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttackUnit(Kept):
+class AttackRequest(Kept):
     """What a server recovers of the test images `first` … `last` - 1, each behind a gradient of its
     own.
 
@@ -112,7 +112,7 @@ class AttackUnit(Kept):
 
     kind: ClassVar[str] = "attack"
 
-    model: ModelUnit
+    model: ModelRequest
     policy: str
     attack: (
         GradientMatching
@@ -140,7 +140,7 @@ class AttackUnit(Kept):
         own = dataclasses.is_dataclass(self.attack) and hasattr(self.attack, "run")
         if not own and not isinstance(self.attack, GradientMatching):
             raise AtsError(
-                f"AttackUnit.attack={self.attack!r} must be a GradientMatching, or a frozen dataclass with a method run"
+                f"AttackRequest.attack={self.attack!r} must be a GradientMatching, or a frozen dataclass with a method run"
             )
         if not isinstance(self.attack, GradientMatching):  # two classes may have the same fields
             object.__setattr__(self, "kind", f"attack-{type(self.attack).__name__}")
@@ -195,7 +195,7 @@ class AttackUnit(Kept):
 
 
 def observed(
-    attack: AttackUnit, model: nn.Module, clients: Clients, device: torch.device
+    attack: AttackRequest, model: nn.Module, clients: Clients, device: torch.device
 ) -> Observed:
     """What the server sees of the clients in all rounds, and what it knows of their policy."""
     knows = [knowledge(attack, own) for own in clients.draws]
@@ -214,7 +214,7 @@ def observed(
     return Observed.join(rounds)
 
 
-def knowledge(attack: AttackUnit, own: Draw) -> Knowledge:
+def knowledge(attack: AttackRequest, own: Draw) -> Knowledge:
     """What the server knows of the policy, of which this was drawn in one round."""
     if attack.threat.defense == "unknown":
         return Knowledge()
@@ -228,7 +228,7 @@ def knowledge_of_draw(own: Draw) -> Knowledge:
     return Knowledge(str(own.policy), ((own.member.unsqueeze(1), own.signs.unsqueeze(1)),))
 
 
-def starts(attack: AttackUnit, model: nn.Module) -> Tensor:
+def starts(attack: AttackRequest, model: nn.Module) -> Tensor:
     """Where the attack begins, (restarts, B, C, H, W) in [0, 1] units; image i's is the same in any
     range.
     """
@@ -242,8 +242,8 @@ def starts(attack: AttackUnit, model: nn.Module) -> Tensor:
     return normalize.inverse(begin.to(normalize.mean))
 
 
-def measured(attack: AttackUnit, clients: Clients, made: Reconstruction) -> dict[str, Tensor]:
-    """The tensors of an `AttackUnit`: what was recovered, beside what the clients have."""
+def measured(attack: AttackRequest, clients: Clients, made: Reconstruction) -> dict[str, Tensor]:
+    """The tensors of an `AttackRequest`: what was recovered, beside what the clients have."""
     restarts = made.restarts if attack.every else ()
     first, *others = [ranks(attack, images.cpu()) for images in (made.images, *restarts)]
     device = made.images.device
@@ -276,7 +276,7 @@ def measured(attack: AttackUnit, clients: Clients, made: Reconstruction) -> dict
     return found
 
 
-def ranks(attack: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
+def ranks(attack: AttackRequest, reconstructions: Tensor) -> dict[str, Tensor]:
     """Rank of each true image among 100 test images by similarity to its reconstruction, (B,); 1:
     it is identified.
 
@@ -302,7 +302,7 @@ def ranks(attack: AttackUnit, reconstructions: Tensor) -> dict[str, Tensor]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OutcomeUnit(Kept):
+class OutcomeRequest(Kept):
     """What an attack tells of the photographs, for a server that knows the policy.
 
     Its tensors (B,), an entry for each photograph:
@@ -317,10 +317,10 @@ class OutcomeUnit(Kept):
 
     kind: ClassVar[str] = "outcomes"
 
-    attack: AttackUnit
+    attack: AttackRequest
 
     @property
-    def model(self) -> ModelUnit:
+    def model(self) -> ModelRequest:
         """The attacked network."""
         return self.attack.model
 
@@ -334,8 +334,8 @@ class OutcomeUnit(Kept):
         return outcomes_of(self.attack, self.attack.make(store, device)["reconstruction"].cpu())
 
 
-def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
-    """The tensors of `OutcomeUnit` of what an attack recovered of the first of its photographs.
+def outcomes_of(attack: AttackRequest, images: Tensor) -> dict[str, Tensor]:
+    """The tensors of `OutcomeRequest` of what an attack recovered of the first of its photographs.
 
     Args:
         images: floats in [0, 1], (B, C, H, W), at most as many as the attack has photographs.
@@ -344,7 +344,7 @@ def outcomes_of(attack: AttackUnit, images: Tensor) -> dict[str, Tensor]:
 
 
 def outcomes_of_all(
-    units: Sequence[AttackUnit], images: Sequence[Tensor]
+    units: Sequence[AttackRequest], images: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
     """`outcomes_of` of several attacks, each with its images.
 
@@ -394,7 +394,7 @@ def outcomes_of_photographs(
     guess: Tensor | None = None,
     alike: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The tensors of `OutcomeUnit` of what was recovered of these test images.
+    """The tensors of `OutcomeRequest` of what was recovered of these test images.
 
     Args:
         name: of the data set.
@@ -426,7 +426,7 @@ def outcomes_of_photographs(
     }
 
 
-def policy_searched(attack: AttackUnit) -> str:
+def policy_searched(attack: AttackRequest) -> str:
     """The policy of what the attack searches: none where that is the image before it, after crop
     and flip, as with an attack that goes through the policy or undoes it, alone or inside another.
     """
@@ -455,7 +455,7 @@ def guessed(
     return psnr(guess, to_images(own.apply(test.pixels[rows])))
 
 
-def guess_of(attack: AttackUnit) -> Tensor:
+def guess_of(attack: AttackRequest) -> Tensor:
     """`guessed` for the images that an attack is compared with, of its first round."""
     name = attack.model.dataset
     return guessed(name, attack.policy, attack.first, attack.last, attack.seed, attack.crop_flip)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.store import Store
 from atslib.attacks import Reconstruction, reconstruct
 from atslib.checkpoints import fingerprint
@@ -176,7 +176,7 @@ def has_no_text(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NotebookNetwork(ModelUnit):
+class NotebookNetwork(ModelRequest):
     """A network that a function or class of a notebook builds; `model` is its name."""
 
     build: NotebookFunction
@@ -231,12 +231,12 @@ class WrittenAttack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CallUnit(Kept):
+class CallRequest(Kept):
     """What a function of a notebook measures of a network; see `Study.call`."""
 
     kind: ClassVar[str] = "call"
 
-    model: ModelUnit
+    model: ModelRequest
     function: NotebookFunction
     arguments: tuple[tuple[str, object], ...] = ()
 

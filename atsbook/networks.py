@@ -30,7 +30,7 @@ def dataset(name: str, split: str) -> Images:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelUnit(Kept):
+class ModelRequest(Kept):
     """What decides a trained network; `train=None` is the untrained one, of which nothing is kept.
 
     A network with a `step` is one on its way: the same training, looked at before its end.
@@ -95,13 +95,13 @@ class ModelUnit(Kept):
         return fitted(self, store, device, state)
 
 
-def network(unit: ModelUnit) -> nn.Module:
+def network(unit: ModelRequest) -> nn.Module:
     """The untrained network of a unit."""
     return unit.untrained()
 
 
 def trained(
-    unit: ModelUnit, store: Store, device: torch.device
+    unit: ModelRequest, store: Store, device: torch.device
 ) -> tuple[nn.Module, Artifact | None]:
     """The unit's network on `device`, in eval mode if it is a trained one, with its result."""
     if not unit.is_kept:
@@ -111,7 +111,7 @@ def trained(
 
 
 def train(
-    unit: ModelUnit,
+    unit: ModelRequest,
     store: Store,
     device: torch.device,
     *,
@@ -127,7 +127,7 @@ def train(
     )
 
 
-def loaded(unit: ModelUnit, artifact: Artifact) -> nn.Module:
+def loaded(unit: ModelRequest, artifact: Artifact) -> nn.Module:
     """The trained network of these weights, in eval mode."""
     weights = {
         name.removeprefix("model."): value
@@ -142,7 +142,7 @@ def loaded(unit: ModelUnit, artifact: Artifact) -> nn.Module:
 
 
 def fitted(
-    unit: ModelUnit,
+    unit: ModelRequest,
     store: Store,
     device: torch.device,
     state: Path,
@@ -183,7 +183,7 @@ def fitted(
         return _weights(model) | _facts(unit, model)
     if unit.step:
         raise AtsError(
-            f"ModelUnit.step={unit.step}: the training of {unit.title} ends before that step"
+            f"ModelRequest.step={unit.step}: the training of {unit.title} ends before that step"
         )
     columns = [
         [e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history
@@ -211,7 +211,7 @@ class _Reached(Exception):
 
 
 def _pass(
-    step: int, unit: ModelUnit, model: nn.Module, store: Store, stages: Sequence[int]
+    step: int, unit: ModelRequest, model: nn.Module, store: Store, stages: Sequence[int]
 ) -> None:
     """After a step of the unit's training: keep the network at one of `stages`, end the training at
     the unit's own.
@@ -232,7 +232,7 @@ def _pass(
         model.train()
 
 
-def _facts(unit: ModelUnit, model: nn.Module) -> dict[str, Tensor]:
+def _facts(unit: ModelRequest, model: nn.Module) -> dict[str, Tensor]:
     return {"accuracy": torch.tensor(evaluate(model, dataset(unit.dataset, "test")))}
 
 

@@ -26,10 +26,10 @@ import torch
 
 import atslib
 from atsbook import bench
-from atsbook.experiment import AttackUnit
+from atsbook.experiment import AttackRequest
 from atsbook.findings.defenses import HYBRID
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit
+from atsbook.networks import ModelRequest
 from atsbook.runs.timing import seconds
 from atsbook.store import Store
 from atslib import ATTACKS, TrainConfig
@@ -112,7 +112,7 @@ def paper_cell(small: bool) -> list[Kept]:
     if small:
         attack = atslib.GradientMatching(steps=3)
     networks = {
-        policy: ModelUnit(
+        policy: ModelRequest(
             dataset=place,
             model=network,
             fraction=1.0,
@@ -122,7 +122,7 @@ def paper_cell(small: bool) -> list[Kept]:
         for policy in ("", HYBRID)
     }
     attacks = [
-        AttackUnit(
+        AttackRequest(
             model=networks[policy],
             policy=policy,
             attack=attack,

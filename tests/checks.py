@@ -18,9 +18,9 @@ from PIL import Image
 
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
-from atsbook.experiment import AttackUnit
-from atsbook.networks import ModelUnit
-from atsbook.runs.scoring import SearchUnit, unseen
+from atsbook.experiment import AttackRequest
+from atsbook.networks import ModelRequest
+from atsbook.runs.scoring import SearchRequest, unseen
 from atslib.__main__ import main as library
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig
@@ -71,7 +71,7 @@ def refused(*parts):
 
 def model_unit(sizes, policy="", **changes):
     """A network of these sizes, trained with `policy`; `changes` replace fields."""
-    unit = ModelUnit(
+    unit = ModelRequest(
         dataset=sizes.dataset,
         model=sizes.model,
         fraction=sizes.fraction,
@@ -91,7 +91,7 @@ def attack_unit(sizes, policy="", **changes):
     model = model_unit(sizes, policy)
     if sizes.regime != "trained":
         model = model_unit(sizes, train=None, fraction=1.0)
-    unit = AttackUnit(
+    unit = AttackRequest(
         model=model,
         policy=policy,
         attack=attack,
@@ -121,7 +121,7 @@ def search_unit(sizes):
         acc_variant="fixed",
         shard=16,
     )
-    return SearchUnit(model=semi_trained(sizes), config=config, seed=sizes.seed)
+    return SearchRequest(model=semi_trained(sizes), config=config, seed=sizes.seed)
 
 
 def needs(name):

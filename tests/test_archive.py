@@ -21,7 +21,7 @@ from atsbook.runs import archive as module
 from atsbook.runs import packing
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.evidence import WithEvidence
-from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.scoring import ScoreRequest
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atslib.clients.observe import observe
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = dataclasses.replace(TWO_IMAGES, images=18)
 ATTACK = attack_unit(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
-SCORES = ScoreUnit(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
+SCORES = ScoreRequest(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
 
 
 @pytest.fixture(scope="module")

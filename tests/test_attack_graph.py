@@ -11,7 +11,7 @@ from checks import refused
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
-from atsbook.networks import ModelUnit, network
+from atsbook.networks import ModelRequest, network
 from atsbook.runs.evidence import WithEvidence
 from atsbook.widgets import html
 from atsbook.widgets.browser_graph.graph import attack_graph, rounded
@@ -48,7 +48,7 @@ window.found = points.map(({image, label, z, tv}) => {
 @pytest.fixture(scope="module")
 def graph(one_thread, exported):
     """An untrained LeNet of the published width in double precision, and its graph."""
-    unit = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    unit = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
     return rounded(network(unit), "f16").double(), exported
 
 
@@ -57,7 +57,7 @@ def trained_graph(one_thread, tmp_path_factory):
     """The trained network that the explorer's page hands to its reader, from the evidence, and its
     graph.
     """
-    unit = ModelUnit(
+    unit = ModelRequest(
         dataset="cifar100",
         model="relunet",
         fraction=0.1,

@@ -32,7 +32,7 @@ from atsbook.runs.audit import (
     summaries,
     write_audit,
 )
-from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.scoring import ScoreRequest
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel
@@ -68,7 +68,7 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
         ),
         attack_unit(TINY, "28", attack=ThroughPolicy(inner=SHORT), threat=KNOWING, rounds=2),
         THREES,
-        ScoreUnit(
+        ScoreRequest(
             model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3
         ),
         model_unit(TINY),

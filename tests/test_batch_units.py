@@ -8,13 +8,13 @@ import pytest
 import torch
 from checks import refused
 
-from atsbook.networks import ModelUnit, dataset, network
+from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.batches import (
     Batches,
     BatchOutcomes,
-    BatchUnit,
-    LabelUnit,
+    BatchRequest,
+    LabelRequest,
     chosen,
     outcomes,
     with_head,
@@ -28,8 +28,8 @@ from atslib.measures.found import bits, match, own_class, rank
 from atslib.measures.metrics import psnr
 
 CPU = torch.device("cpu")
-MODEL = ModelUnit(dataset="shapes", model="lenet-2", fraction=1.0, train=None, seed=0)
-BASE = BatchUnit(
+MODEL = ModelRequest(dataset="shapes", model="lenet-2", fraction=1.0, train=None, seed=0)
+BASE = BatchRequest(
     model=MODEL,
     attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=3, start="uniform"),
     batches=Batches(size=3, count=2),
@@ -67,7 +67,7 @@ def test_a_batch_that_cannot_be_is_refused():
 
 
 def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
-    unit = LabelUnit(model=MODEL, batches=Batches(size=4, count=3, amount=2))
+    unit = LabelRequest(model=MODEL, batches=Batches(size=4, count=3, amount=2))
     sheet = unit.make(store, CPU)
     assert {name for name in sheet.tensors if name.startswith("share")} == {
         "share_features",

@@ -12,7 +12,7 @@ import torch
 from browser import needs_chromium, written
 from PIL import Image
 
-from atsbook.networks import ModelUnit, dataset, network
+from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.settings import settings
 from atsbook.runs.study import Study
 from atsbook.store import Store
@@ -525,7 +525,7 @@ window.found = [await heard(true), await heard(false)];
 def test_the_server_that_compares_gradients_has_the_librarys_distances(
     browser, tmp_path, exported, policy
 ):
-    unit = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    unit = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
     model, operations = rounded(network(unit), "f16"), data.operations()
     own, place = dataset("shapes", "train").pixels[:6], 4
     possible = forms(policy)

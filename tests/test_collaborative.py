@@ -20,11 +20,11 @@ from atsbook.findings.verdicts import guards
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.collaborative import (
     FederationOutcomes,
-    FederationUnit,
+    FederationRequest,
     photographs,
 )
 from atsbook.runs.study import Study
-from atsbook.runs.timing import TimingUnit
+from atsbook.runs.timing import TimingRequest
 from atsbook.store import Store
 from atsfed import Federation, answer
 from atsfed.federation import taken, used
@@ -199,7 +199,7 @@ def test_what_an_attacker_knows_of_each_client_stands_beside_the_others():
 def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
     own = dataclasses.replace(SMALL, defense="3-1-7")
-    unit = FederationUnit(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
+    unit = FederationRequest(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     made = unit.make(store, CPU)
     assert archive.write(store, embedded=True) == 1
@@ -231,7 +231,7 @@ def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_p
         )  # in another order, labels unknown
 
     own = dataclasses.replace(SMALL, defense="3-1-7", rounds=1)
-    unit = FederationUnit(
+    unit = FederationRequest(
         federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"]
     )
     monkeypatch.setattr(collaborative, "reconstruct", perfect)
@@ -258,7 +258,7 @@ def test_photographs_and_what_is_drawn_for_them_make_what_clients_use(policy):
 def test_what_a_federation_gives_away_is_what_the_measures_say(tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
     own = dataclasses.replace(SMALL, defense="3-1-7", batch=1)
-    unit = FederationUnit(federation=own, measured=(), attacked=(0, 2), attack=attack)
+    unit = FederationRequest(federation=own, measured=(), attacked=(0, 2), attack=attack)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
     made = unit.make(store, CPU)
     told = FederationOutcomes(attacks=unit).make(store, CPU)
@@ -352,7 +352,7 @@ def test_neighbours_are_others_of_the_federation(neighbours):
 def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
     own = dataclasses.replace(SMALL, clients=4, rounds=2)
-    unit = FederationUnit(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
+    unit = FederationRequest(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
     plain, other = (
         u.make(Store(tmp_path / "store"), CPU) for u in (unit, dataclasses.replace(unit, view=view))
     )
@@ -366,7 +366,7 @@ def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
         *_, (networks, _) = exchange(own, ring(4))
         mean = sum(accuracy(model, tests) for model in networks) / 4
         assert other["accuracy"].tolist() == pytest.approx([mean])
-    with refused("FederationUnit.view 'all' is unknown"):
+    with refused("FederationRequest.view 'all' is unknown"):
         dataclasses.replace(unit, view="all")
 
 
@@ -427,7 +427,7 @@ def asked(tmp_path, monkeypatch, profile):
     monkeypatch.setenv("ATS_STORE", str(tmp_path))
     space = {"profile": profile, "dataset": None, "steps": None, "seed": None, "Study": Study}
     space |= {"dataclasses": dataclasses, "itertools": itertools, "ATTACKS": ATTACKS}
-    space |= {"Federation": Federation, "FederationUnit": FederationUnit}
+    space |= {"Federation": Federation, "FederationRequest": FederationRequest}
     space |= {"LocalTraining": LocalTraining}
     exec(cell("ext9_collaborative", "places = {"), space)
     loop = cell("ext9_collaborative", "runs = {}\nfor place")
@@ -472,7 +472,7 @@ def test_a_victim_or_split_that_is_none_is_refused():
 
 
 def test_a_clients_time_is_that_of_each_policy_and_its_answer_has_all_weights(tmp_path):
-    unit = TimingUnit(federation=SMALL, policies=("", "3-1-7"), repeats=2)
+    unit = TimingRequest(federation=SMALL, policies=("", "3-1-7"), repeats=2)
     store = Store(tmp_path / "store")
     made = unit.make(store, CPU)
     assert int(made["weights"]) == len(weights(SMALL.network()))

@@ -12,7 +12,7 @@ from test_pilots import cell
 
 from atsbook.findings import compare
 from atsbook.findings.verdicts import guards
-from atsbook.networks import ModelUnit, network
+from atsbook.networks import ModelRequest, network
 from atsbook.runs.study import Study
 from atslib import ATTACKS, TrainConfig
 from atslib.clients.defenses.defense import Defense
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 
 
 def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the_others():
-    model = network(ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0))
+    model = network(ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0))
     given = torch.randn(2, sum(p.numel() for p in model.parameters()), generator=rng(0))
     whole = unflatten(given, model)
     half = tuple(Defense.parse("scale:0.5").after(dict(enumerate(whole))).values())

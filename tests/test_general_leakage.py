@@ -17,7 +17,7 @@ from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.statistics import interval, paired
-from atsbook.runs.batches import Batches, BatchUnit, LabelUnit
+from atsbook.runs.batches import Batches, BatchRequest, LabelRequest
 from atsbook.runs.study import Study
 from atsbook.texts.measured_beside_published import leakage_twin
 from atslib import ATTACKS, TrainConfig
@@ -37,7 +37,7 @@ def asked(tmp_path_factory):
     def space(dataset=None):
         space = {"profile": "laptop", "dataset": dataset, "seed": None, "Study": Study}
         space |= {"replace": dataclasses.replace, "ATTACKS": ATTACKS, "TrainConfig": TrainConfig}
-        space |= {"Batches": Batches, "BatchUnit": BatchUnit, "LabelUnit": LabelUnit}
+        space |= {"Batches": Batches, "BatchRequest": BatchRequest, "LabelRequest": LabelRequest}
         space |= {"LocalTraining": LocalTraining}
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ATS_STORE", str(store))
@@ -98,7 +98,7 @@ def test_settings_of_one_table_differ_in_what_they_say(units):
                 {
                     unit.batches
                     for key, unit in units.items()
-                    if key[2:] == ("cifar10", size) and isinstance(unit, BatchUnit)
+                    if key[2:] == ("cifar10", size) and isinstance(unit, BatchRequest)
                 }
             )
             == 1

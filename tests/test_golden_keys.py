@@ -10,16 +10,16 @@ import json
 
 import pytest
 
-from atsbook.experiment import OutcomeUnit
+from atsbook.experiment import OutcomeRequest
 from atsbook.runs.archive import Archive, _rebuilt, key_of, unit_of
-from atsbook.runs.gradients import ShiftsUnit
-from atsbook.runs.layers import LayersUnit
-from atsbook.runs.outcomes import FoundUnit
-from atsbook.runs.scoring import AccuracyUnit
+from atsbook.runs.gradients import ShiftsRequest
+from atsbook.runs.layers import LayersRequest
+from atsbook.runs.outcomes import FoundRequest
+from atsbook.runs.scoring import AccuracyRequest
 from atsbook.store import Store
 from atslib.files import project_root
 
-OF_AN_ATTACK = (FoundUnit, LayersUnit, ShiftsUnit)  # described as the attack is
+OF_AN_ATTACK = (FoundRequest, LayersRequest, ShiftsRequest)  # described as the attack is
 # What no class describes any more or ever did: descriptions are dicts (the steps of a search and
 # calls of a notebook's functions), or their class has gone from the package into a page.
 WITHOUT_CLASS = {"score", "call", "spectrum", "timing"}
@@ -36,12 +36,12 @@ def made_again(line, attacks):
     kind = line["kind"]
     if (unit := unit_of(line)) is not None:
         return unit
-    if kind == OutcomeUnit.kind:  # of an attack whose fields do not tell its class
-        return OutcomeUnit(attack=attacks[as_text(line["config"]["attack"])])
+    if kind == OutcomeRequest.kind:  # of an attack whose fields do not tell its class
+        return OutcomeRequest(attack=attacks[as_text(line["config"]["attack"])])
     for derived in OF_AN_ATTACK:
         if kind == derived.kind:
             return derived.of(attacks[as_text(line["config"])])
-    return _rebuilt(AccuracyUnit, line["config"]) if kind == AccuracyUnit.kind else None
+    return _rebuilt(AccuracyRequest, line["config"]) if kind == AccuracyRequest.kind else None
 
 
 def as_text(config):

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from checks import needs
 from test_pilots import cell, cells
 
-from atsbook.experiment import AttackUnit, ranks
+from atsbook.experiment import AttackRequest, ranks
 from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
-from atsbook.networks import ModelUnit, dataset, network, trained
+from atsbook.networks import ModelRequest, dataset, network, trained
 from atsbook.runs.archive import unit_of
 from atsbook.runs.batches import Batches, at_random
 from atsbook.runs.gradients import (
-    FeatureUnit,
-    ShiftsUnit,
-    StagesUnit,
+    FeatureRequest,
+    ShiftsRequest,
+    StagesRequest,
 )
 from atslib.attacks import ATTACKS
 from atslib.checkpoints import plain
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 PAGE = "ext8_inverting_gradients"
 LENET = dataclasses.replace(ATTACKS["annealed-lenet"], steps=200)
-MODEL = ModelUnit(dataset="shapes", model="lenet-4", fraction=0.02, train=None, seed=0)
+MODEL = ModelRequest(dataset="shapes", model="lenet-4", fraction=0.02, train=None, seed=0)
 
 
 def notebook(*words):
@@ -64,7 +64,9 @@ def define(source, space):
 
 def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(store):
     attack = dataclasses.replace(LENET, steps=3, restarts=3)
-    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True)
+    unit = AttackRequest(
+        model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True
+    )
     made = unit.make(store, CPU)
     assert made["psnr_each"].shape == made["rank_each"].shape == made["cost_each"].shape == (3, 2)
     best = made["cost_each"].argmin(0)
@@ -78,7 +80,7 @@ def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(sto
 
 def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store, tmp_path):
     train = TrainConfig(epochs=1, batch=8)
-    unit = StagesUnit(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
+    unit = StagesRequest(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
     made = unit.make(store, CPU)
     few = dataset("shapes", "test")[:5]
     rows = []
@@ -110,7 +112,7 @@ def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store,
 
 
 def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(store):
-    one = FeatureUnit(model=MODEL, batches=Batches(size=1, count=4), policy="3-1-7")
+    one = FeatureRequest(model=MODEL, batches=Batches(size=1, count=4), policy="3-1-7")
     made = one.make(store, CPU)
     assert (made["error"] < 1e-4).all()
     assert (made["error"] < made["error_mean"]).all()
@@ -123,11 +125,11 @@ def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(sto
 
 def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkeypatch):
     attack = dataclasses.replace(LENET, steps=2)
-    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
+    unit = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
     artifact = unit.make(store, CPU)
     artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
-    monkeypatch.setattr(AttackUnit, "make", lambda *_: artifact)
-    rolled = ShiftsUnit.of(unit).compute(store, CPU, None)
+    monkeypatch.setattr(AttackRequest, "make", lambda *_: artifact)
+    rolled = ShiftsRequest.of(unit).compute(store, CPU, None)
     assert rolled["rank_rolled"].tolist() == [1] * 3
     assert (rolled["psnr_rolled"] > 60).all()
 
@@ -150,7 +152,7 @@ def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
 def test_paddings_share_their_weights():
     for name in ("lenet", "resnet20-1"):
         units = [
-            ModelUnit(dataset="cifar100", model=model, fraction=1.0, train=None, seed=0)
+            ModelRequest(dataset="cifar100", model=model, fraction=1.0, train=None, seed=0)
             for model in (name, f"{name}-circular")
         ]
         plain_net, padded = (network(unit) for unit in units)
@@ -169,8 +171,8 @@ def test_every_optimizer_computes_as_many_gradients():
 
 def test_what_is_looked_for_in_an_attack_is_described_as_it_is():
     attack = dataclasses.replace(LENET, steps=2)
-    unit = AttackUnit(model=MODEL, policy="", attack=attack, first=0, last=3, seed=7)
-    shifts = ShiftsUnit.of(unit)
+    unit = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, seed=7)
+    shifts = ShiftsRequest.of(unit)
     assert shifts.attack_unit == unit
     assert plain(shifts) == plain(unit)
     assert (shifts.kind, unit.kind) == ("rolled", "attack")

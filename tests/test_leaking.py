@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from atsbook.findings import statistics
 from atsbook.findings.statistics import bootstrap, pearson, upper_bound
 from atsbook.findings.verdicts import guards
-from atsbook.networks import ModelUnit, network
+from atsbook.networks import ModelRequest, network
 from atslib.gradients.problems import example_gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -102,7 +102,7 @@ def test_an_image_left_out_has_no_say_in_its_own_prediction():
 
 
 def test_properties_in_closed_form():
-    unit = ModelUnit(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
+    unit = ModelRequest(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
     model = network(unit)
     images = torch.zeros(2, 3, 32, 32)
     images[1, :, :, 16:] = 1

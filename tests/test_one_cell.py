@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from checks import refused
 
-from atsbook.experiment import AttackUnit
+from atsbook.experiment import AttackRequest
 from atsbook.findings.photographs import arrow
-from atsbook.networks import ModelUnit
+from atsbook.networks import ModelRequest
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.one_cell import HEAD, MARK, called, in_the_cell, insert_one_cell, one_cell
 from atslib import ATTACKS, TrainConfig
@@ -16,8 +16,8 @@ from atslib.attacks import ThroughPolicy
 from atslib.files import project_root
 
 RESULTS = project_root() / "results"
-LENET = ModelUnit(dataset="cifar100", model="lenet", fraction=1.0, train=None, seed=0)
-PLAIN = AttackUnit(model=LENET, policy=HYBRID, attack=ATTACKS["adam-cosine"], first=0, last=2)
+LENET = ModelRequest(dataset="cifar100", model="lenet", fraction=1.0, train=None, seed=0)
+PLAIN = AttackRequest(model=LENET, policy=HYBRID, attack=ATTACKS["adam-cosine"], first=0, last=2)
 
 
 def test_the_row_of_claim_1_has_the_numbers_of_its_table():

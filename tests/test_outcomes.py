@@ -8,9 +8,9 @@ from checks import refused
 
 import atslib
 from atsbook.attackers import Undone
-from atsbook.experiment import AttackUnit, OutcomeUnit, outcomes_of, outcomes_of_all
-from atsbook.networks import ModelUnit
-from atsbook.runs.outcomes import RecognizedUnit
+from atsbook.experiment import AttackRequest, OutcomeRequest, outcomes_of, outcomes_of_all
+from atsbook.networks import ModelRequest
+from atsbook.runs.outcomes import RecognizedRequest
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.tables import outcome_rows, picture_rows
 from atsbook.store import Store
@@ -24,8 +24,8 @@ POLICY = "3-1-7+43-18-18"
 
 
 def unit(**changes):
-    made = AttackUnit(
-        model=ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0),
+    made = AttackRequest(
+        model=ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0),
         policy=POLICY,
         attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=4),
         first=3,
@@ -41,7 +41,7 @@ def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_the
     store = Store(tmp_path)
     attack = unit(policy=policy)
     kept = attack.make(store, "cpu")
-    found = OutcomeUnit(attack=attack).make(store, "cpu")
+    found = OutcomeRequest(attack=attack).make(store, "cpu")
     test = atslib.load("shapes", "test")
     train = atslib.load("shapes", "train")
     drawn = atslib.draw(9, policy, rng=streams(5, policy))[3:9]
@@ -71,7 +71,7 @@ def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, 
     store = Store(tmp_path)
     attack = unit(attack=attack, defense=defense, threat=atslib.ThreatModel(defense="draws"))
     kept = attack.make(store, "cpu")
-    found = OutcomeUnit(attack=attack).make(store, "cpu")
+    found = OutcomeRequest(attack=attack).make(store, "cpu")
     assert torch.equal(found["psnr"], kept["psnr_before"])
     assert not torch.equal(found["psnr"], kept["psnr"])
 
@@ -82,7 +82,7 @@ def test_kept_pictures_are_judged_as_all_are(tmp_path):
     kept = attack.make(store, "cpu")
     rows = picture_rows([kept], [attack])[0]
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
-    found = OutcomeUnit(attack=attack).make(store, "cpu")
+    found = OutcomeRequest(attack=attack).make(store, "cpu")
     for name in ("psnr", "gain", "frame"):  # eight bits are a little less than a float
         assert rows[name].to_numpy() == pytest.approx(found[name][:PICTURES].numpy(), abs=0.05)
     test = atslib.load("shapes", "test")
@@ -115,7 +115,7 @@ def test_attacks_are_judged_together_as_each_alone(tmp_path):
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
     store = Store(tmp_path)
     attack = unit(policy="", crop_flip=False)
-    found = OutcomeUnit(attack=attack).make(store, "cpu")
+    found = OutcomeRequest(attack=attack).make(store, "cpu")
     kept = attack.make(store, "cpu")
     assert torch.equal(kept["target"], kept["original"])
     torch.testing.assert_close(found["frame"], kept["psnr"])
@@ -126,7 +126,7 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
     monkeypatch.setattr(perceptual, "features", lambda images: images.flatten(1)[:, ::7])
     store = Store(tmp_path)
     attacks = (unit(policy=""), unit(policy="", crop_flip=False), unit())
-    found = RecognizedUnit(attacks=attacks, most=5).make(store, "cpu")
+    found = RecognizedRequest(attacks=attacks, most=5).make(store, "cpu")
     test = atslib.load("shapes", "test")
     candidates, truth = own_class(test.labels, range(3, 9), most=5)
     for i, attack in enumerate(attacks):
@@ -139,4 +139,4 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
         assert torch.equal(found["used_rank"][i], rank(of_used, truth))
         torch.testing.assert_close(found["used_bits"][i], bits(of_used, truth))
     with refused("recognized: 2 sets of photographs"):
-        RecognizedUnit(attacks=(unit(), unit(last=8)))
+        RecognizedRequest(attacks=(unit(), unit(last=8)))

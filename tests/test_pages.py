@@ -16,7 +16,7 @@ from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
-from atsbook.networks import ModelUnit, network, trained
+from atsbook.networks import ModelRequest, network, trained
 from atsbook.runs import layers, table1
 from atsbook.store import Store
 from atslib.attacks.engine import frame_steps
@@ -136,7 +136,7 @@ def test_thirds_and_steps():
 
 def test_similarity_by_layer_is_the_cosine_of_autograds_gradients():
     model = network(
-        ModelUnit(dataset="shapes", model="resnet20-1", fraction=1.0, train=None, seed=0)
+        ModelRequest(dataset="shapes", model="resnet20-1", fraction=1.0, train=None, seed=0)
     )
     target, frames = (
         torch.rand(2, 3, 8, 8, generator=rng(0)),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from atsbook import networks
 from atsbook.experiment import starts
-from atsbook.networks import STAGES, ModelUnit, dataset, network, train, trained
+from atsbook.networks import STAGES, ModelRequest, dataset, network, train, trained
 from atsbook.report.notebooks import names
 from atsbook.runs.settings import settings
 from atsbook.runs.table1 import HYBRID, POLICIES
@@ -90,7 +90,7 @@ def test_a_device_that_is_not_there_is_one_error():
 # --- networks on their way ----------------------------------------------------------------------------------
 
 # Twenty images in batches of four are five steps an epoch, fifteen in all: stages 1, 3 and 10.
-WAY = ModelUnit(
+WAY = ModelRequest(
     dataset="shapes",
     model="convnet-4",
     fraction=0.004,
@@ -313,7 +313,7 @@ def test_every_field_of_a_unit_changes_its_key(store):
         "norm": "fmnist",
     }
     models["step"] = 30
-    assert set(models) == {field.name for field in dataclasses.fields(ModelUnit)}
+    assert set(models) == {field.name for field in dataclasses.fields(ModelRequest)}
     keys = {
         store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()
     }

@@ -19,7 +19,7 @@ from checks import TINY, attack_unit, model_unit
 from made_pages import asked_by
 
 from atsbook.__main__ import main
-from atsbook.networks import ModelUnit
+from atsbook.networks import ModelRequest
 from atsbook.report import runner
 from atsbook.report.runner import run
 from atsbook.runs import schedule
@@ -143,7 +143,7 @@ def test_the_plan_in_words_names_every_unit_and_says_once_how_long_all_may_take(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Long(ModelUnit):
+class Long(ModelRequest):
     """A network like any other, but for what it says of its cost; the key of its artifact is the
     same.
     """
@@ -219,11 +219,11 @@ def test_a_worker_elsewhere_gives_its_state_back_and_another_goes_on_from_it(tmp
 def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
-        "from atsbook.networks import ModelUnit\nfrom atslib.clients.training import TrainConfig\n"
+        "from atsbook.networks import ModelRequest\nfrom atslib.clients.training import TrainConfig\n"
         "from atsbook.runs.schedule import compute\nfrom atsbook.store import Store\n"
         "if __name__ == '__main__':\n"
         "    train = TrainConfig(epochs=100_000)\n"
-        "    unit = ModelUnit(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"
+        "    unit = ModelRequest(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"
         "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
     )
     script = tmp_path / "script.py"

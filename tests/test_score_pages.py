@@ -16,7 +16,7 @@ from atsbook import experiment
 from atsbook.figures import plots
 from atsbook.networks import trained
 from atsbook.runs import scoring
-from atsbook.runs.scoring import ScoreUnit, searched, unseen
+from atsbook.runs.scoring import ScoreRequest, searched, unseen
 from atsbook.runs.table1 import HYBRID
 from atsbook.store import Store
 from atslib.data.load import load
@@ -43,7 +43,7 @@ def drawn():
 
 def score_unit(*policies, **changes):
     fields = {"model": semi_trained(TINY), "policies": policies, "images": 3, "points": 5}
-    return ScoreUnit(**(fields | changes))
+    return ScoreRequest(**(fields | changes))
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from atsbook.attackers import Undone
-from atsbook.experiment import AttackUnit
+from atsbook.experiment import AttackRequest
 from atsbook.functions import NotebookFunction
-from atsbook.networks import ModelUnit
+from atsbook.networks import ModelRequest
 from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
-from atsbook.runs.scoring import ScoreUnit
+from atsbook.runs.scoring import ScoreRequest
 from atsbook.runs.study import Request, Study, check_parameters
 from atsbook.store import Store
 from atslib.attacks import ATTACKS
@@ -44,7 +44,7 @@ def made(study, *requests):
 
 def test_requests_are_the_units_that_pages_have_always_kept(study):
     network = study.network("convnet-4", train=TrainConfig(policy="3", epochs=2), fraction=0.5)
-    model = ModelUnit(
+    model = ModelRequest(
         dataset="shapes",
         model="convnet-4",
         fraction=0.5,
@@ -56,7 +56,7 @@ def test_requests_are_the_units_that_pages_have_always_kept(study):
         network, policy="3-1-7", draw=2, attack="adam-cosine", steps=7, images=range(1, 4)
     )
     attack = dataclasses.replace(ATTACKS["adam-cosine"], steps=7)
-    expected = AttackUnit(
+    expected = AttackRequest(
         model=model, policy="3-1-7", attack=attack, first=1, last=4, frames=0, seed=2
     )
     assert run.unit == expected
@@ -68,7 +68,7 @@ def test_requests_are_the_units_that_pages_have_always_kept(study):
     named = study.attack(network, policy="3-1-7", attack=undone, images=2)
     assert (named.unit.attack, named.unit.kind) == (undone, "attack-Undone")
     scores = study.scores(network, ["", "3"], images=2)
-    assert scores.unit == ScoreUnit(model=model, policies=("", "3"), images=2, points=4)
+    assert scores.unit == ScoreRequest(model=model, policies=("", "3"), images=2, points=4)
     assert run == Request(expected, Study("smoke", store=study.store.root))  # wherever it is kept
 
 

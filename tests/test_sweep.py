@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 import torch
 
-from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings import space, statistics
 from atsbook.findings.result import NO_POLICY
-from atsbook.networks import ModelUnit, network
+from atsbook.networks import ModelRequest, network
 from atsbook.runs import sweep
 from atsbook.runs.archive import Archive
 from atsbook.runs.audit import PART, differences, part_of
-from atsbook.runs.scoring import ScoreUnit, unseen
+from atsbook.runs.scoring import ScoreRequest, unseen
 from atsbook.runs.study import Study
 from atsbook.runs.sweep import (
     Halving,
@@ -43,7 +43,7 @@ from atslib.scores.scores import accuracy_score
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 # Untrained, so that nothing has to be trained first.
-LENET = ModelUnit(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+LENET = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
 SHORT = dataclasses.replace(ATTACKS["annealed-lenet"], steps=10, lr=2.0, tv=0.1)
 PLAN = Halving(
     model=LENET,
@@ -87,7 +87,7 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
             made["gain"].shape == made["image"].shape == (unit.high - unit.low, plan.rungs[0].each)
         )
         number, image = int(made["number"][1]), int(made["image"][1, 1])
-        own = AttackUnit(
+        own = AttackRequest(
             model=plan.model, policy=str(all_policies()[number]), attack=plan.rungs[0].attack, first=image,
             last=image + 1, frames=0, seed=plan.seed,
         )  # fmt: skip
@@ -102,11 +102,11 @@ def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
     told = SweepOutcomes(attacks=unit).make(kept, CPU)
     assert torch.equal(told["number"], unit.make(kept, CPU)["number"])
     assert SweepOutcomes(attacks=unit).needs == unit.needs  # the rung before, too
-    own = AttackUnit(
+    own = AttackRequest(
         model=LENET, policy=str(all_policies()[int(told["number"][1])]), attack=SHORT, first=0, last=3, frames=0,
         seed=PLAN.seed,
     )  # fmt: skip
-    alone = OutcomeUnit(attack=own).make(kept, CPU)
+    alone = OutcomeRequest(attack=own).make(kept, CPU)
     assert told["image"][1].tolist() == [0, 1, 2]
     for name in ("psnr", "gain", "frame"):
         torch.testing.assert_close(told[name][1], alone[name], atol=0.05, rtol=0)
@@ -123,7 +123,7 @@ def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
 def test_the_floor_is_near_that_of_many_images(kept):
     _, (first, _) = rungs(kept)
     number, image = int(first[0]["number"][0]), int(first[0]["image"][0, 0])
-    own = AttackUnit(
+    own = AttackRequest(
         model=LENET, policy=str(all_policies()[number]), attack=SHORT, first=image, last=image + 1, frames=0
     )  # fmt: skip
     row = image_rows(own.make(kept, CPU), own).iloc[0]
@@ -146,7 +146,7 @@ def test_scores_are_those_of_the_score_pages(kept):
     made = PRIVACY.make(kept, CPU)["scores"]
     policies = tuple(str(all_policies()[n]) for n in spaced(12))
     for place, variant in enumerate(PRIVACY.variants):
-        unit = ScoreUnit(model=LENET, policies=policies, images=2, points=3, variant=variant)
+        unit = ScoreRequest(model=LENET, policies=policies, images=2, points=3, variant=variant)
         torch.testing.assert_close(
             made[place], unit.make(kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
         )

@@ -14,7 +14,7 @@ import atslib
 from atsbook.findings import compare, switches
 from atsbook.findings.verdicts import guards
 from atsbook.networks import network
-from atsbook.runs.scoring import AccuracyUnit, unseen
+from atsbook.runs.scoring import AccuracyRequest, unseen
 from atsbook.runs.study import Study
 from atslib import ATTACKS, ThreatModel
 from atslib.data.load import is_drawn
@@ -176,7 +176,7 @@ def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_accuracy_scores_are_the_librarys(kept, variant):
-    unit = AccuracyUnit(
+    unit = AccuracyRequest(
         model=Study("smoke", store=kept.root).network("convnet-4").unit,
         policies=("3-1-7", "43-18-18"),
         images=5,

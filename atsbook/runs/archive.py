@@ -20,14 +20,14 @@ from pathlib import Path
 
 import safetensors.torch
 
-from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.integrity import sealed
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit
-from atsbook.runs.batches import BatchOutcomes, BatchUnit, LabelUnit, chosen
-from atsbook.runs.collaborative import FederationOutcomes, FederationUnit
-from atsbook.runs.gradients import FeatureUnit, StagesUnit
-from atsbook.runs.outcomes import RecognizedUnit
+from atsbook.networks import ModelRequest
+from atsbook.runs.batches import BatchOutcomes, BatchRequest, LabelRequest, chosen
+from atsbook.runs.collaborative import FederationOutcomes, FederationRequest
+from atsbook.runs.gradients import FeatureRequest, StagesRequest
+from atsbook.runs.outcomes import RecognizedRequest
 from atsbook.runs.packing import (
     TRIALS,
     Row,
@@ -40,8 +40,8 @@ from atsbook.runs.packing import (
     to_table,
     unpacked,
 )
-from atsbook.runs.scoring import ScoreUnit, SearchUnit
-from atsbook.runs.sweep import SweepOutcomes, SweepScores, SweepUnit
+from atsbook.runs.scoring import ScoreRequest, SearchRequest
+from atsbook.runs.sweep import SweepOutcomes, SweepRequest, SweepScores
 from atsbook.store import Artifact, Store
 from atslib.checkpoints import Tensors
 from atslib.errors import AtsError
@@ -72,21 +72,21 @@ SHOWING_CURVES = ("claim6_transformations", "claim7_correlation")
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
 COSTLY = 7_200  # seconds of a training whose weights are kept before anything has attacked them
-_ON_BATCHES = (LabelUnit, BatchUnit, BatchOutcomes)
-_ON_GRADIENTS = (StagesUnit, FeatureUnit)
-_ON_ALL = (SweepUnit, SweepOutcomes, SweepScores)
+_ON_BATCHES = (LabelRequest, BatchRequest, BatchOutcomes)
+_ON_GRADIENTS = (StagesRequest, FeatureRequest)
+_ON_ALL = (SweepRequest, SweepOutcomes, SweepScores)
 _ALL = (
-    ModelUnit,
-    AttackUnit,
-    ScoreUnit,
-    SearchUnit,
+    ModelRequest,
+    AttackRequest,
+    ScoreRequest,
+    SearchRequest,
     *_ON_BATCHES,
     *_ON_GRADIENTS,
     *_ON_ALL,
-    FederationUnit,
+    FederationRequest,
     FederationOutcomes,
-    OutcomeUnit,
-    RecognizedUnit,
+    OutcomeRequest,
+    RecognizedRequest,
 )
 UNITS = {unit.kind: unit for unit in _ALL}
 
@@ -313,7 +313,7 @@ class Archive:
         if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
             clients = unit.clients()
             tensors |= {"original": clients.photographs, "target": clients.used()}
-        if facts["kind"] == BatchUnit.kind and (unit := unit_of(facts)) is not None:
+        if facts["kind"] == BatchRequest.kind and (unit := unit_of(facts)) is not None:
             tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
         return Artifact(tensors, facts)
 
@@ -427,7 +427,7 @@ class Archive:
 
 def _unseen(facts: dict, reading: Sequence[str]) -> bool:
     """Whether no page shows the curves behind these scores, if they are scores."""
-    if facts["kind"] != ScoreUnit.kind:
+    if facts["kind"] != ScoreRequest.kind:
         return False
     return facts["config"]["variant"] != "fixed" or not set(reading) & set(SHOWING_CURVES)
 

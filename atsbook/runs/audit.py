@@ -18,14 +18,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from atsbook.experiment import AttackUnit
+from atsbook.experiment import AttackRequest
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.packing import is_attack
 from atsbook.runs.schedule import compute, duration
-from atsbook.runs.scoring import ScoreUnit
-from atsbook.runs.sweep import SweepScores, SweepUnit
+from atsbook.runs.scoring import ScoreRequest
+from atsbook.runs.sweep import SweepRequest, SweepScores
 from atsbook.runs.workers import at_once
 from atsbook.store import Store
 from atslib.attacks import Learned
@@ -67,7 +67,7 @@ class Tested(Kept):
 
     kind: ClassVar[str] = "tested"
 
-    model: ModelUnit
+    model: ModelRequest
 
     @property
     def title(self) -> str:
@@ -93,15 +93,15 @@ def part_of(unit: Kept, draw: random.Random) -> Kept | None:
     does, and so does what an attacker draws to learn on, who learns as long for a few images as for
     all.
     """
-    if isinstance(unit, ModelUnit):
+    if isinstance(unit, ModelRequest):
         return Tested(model=unit)
-    if isinstance(unit, ScoreUnit):
+    if isinstance(unit, ScoreRequest):
         policies = draw.sample(unit.policies, min(PART, len(unit.policies)))
         return dataclasses.replace(unit, policies=tuple(policies), images=min(PART, unit.images))
-    if isinstance(unit, SweepScores) or (isinstance(unit, SweepUnit) and unit.rung == 0):
+    if isinstance(unit, SweepScores) or (isinstance(unit, SweepRequest) and unit.rung == 0):
         low = draw.randrange(unit.low, max(unit.low, unit.high - PART) + 1)
         return dataclasses.replace(unit, low=low, high=min(unit.high, low + PART))
-    if not isinstance(unit, AttackUnit) or isinstance(unit.attack, Learned):
+    if not isinstance(unit, AttackRequest) or isinstance(unit.attack, Learned):
         return None
     if any(name in unit.defense for name in DRAWN):
         return None
@@ -161,15 +161,15 @@ def differences(
     """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one
     accuracy.
     """
-    if isinstance(part, SweepUnit | SweepScores):
-        name = "gain" if isinstance(part, SweepUnit) else "scores"
+    if isinstance(part, SweepRequest | SweepScores):
+        name = "gain" if isinstance(part, SweepRequest) else "scores"
         rows = slice(part.low - unit.low, part.high - unit.low)
         old = before[name][..., rows, :]
         new = now[name]
-    elif isinstance(part, AttackUnit):
+    elif isinstance(part, AttackRequest):
         old = before["psnr"][part.first - unit.first : part.last - unit.first]
         new = now["psnr"]
-    elif isinstance(part, ScoreUnit):
+    elif isinstance(part, ScoreRequest):
         rows = [unit.policies.index(policy) for policy in part.policies]
         old = before["scores"][rows][:, : part.images]
         new = now["scores"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atsbook.experiment import outcomes_of_photographs
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.runs.outcomes import OfAttacks
 from atsbook.store import Store
 from atslib.attacks import GradientMatching, reconstruct, restore_labels
@@ -99,7 +99,7 @@ def chosen(name: str, batches: Batches) -> tuple[Tensor, Tensor]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelUnit(Kept):
+class LabelRequest(Kept):
     """The labels of batches, restored by every rule that allows such a batch.
 
     `head` changes the network: "signed" has tanh for its activations, "without bias" a last layer
@@ -111,13 +111,13 @@ class LabelUnit(Kept):
 
     kind: ClassVar[str] = "labels"
 
-    model: ModelUnit
+    model: ModelRequest
     batches: Batches
     defense: str = ""
     head: str = ""
 
     def __post_init__(self) -> None:
-        choose("LabelUnit.head", self.head, HEADS)
+        choose("LabelRequest.head", self.head, HEADS)
 
     @property
     def title(self) -> str:
@@ -158,7 +158,7 @@ class LabelUnit(Kept):
 
 
 def with_head(model: nn.Module, head: str) -> nn.Module:
-    """A copy of the network as `LabelUnit.head` says."""
+    """A copy of the network as `LabelRequest.head` says."""
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -170,7 +170,7 @@ def with_head(model: nn.Module, head: str) -> nn.Module:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchUnit(Kept):
+class BatchRequest(Kept):
     """An attack on gradients of batches, or on what local training left.
 
     Attributes:
@@ -188,7 +188,7 @@ class BatchUnit(Kept):
 
     kind: ClassVar[str] = "batches"
 
-    model: ModelUnit
+    model: ModelRequest
     attack: GradientMatching
     batches: Batches
     rule: str = ""
@@ -255,14 +255,14 @@ class BatchOutcomes(OfAttacks):
     """What an attack on batches tells of the photographs.
 
     The clients neither crop nor flip, and have no policy: photographs are used as they are. Its
-    tensors (images of all batches,) are those of `OutcomeUnit`. Which reconstruction is of which
+    tensors (images of all batches,) are those of `OutcomeRequest`. Which reconstruction is of which
     photograph, `align` says, which knows the truth. The guess without a gradient is the mean of the
     class over the test images that are in none of the batches.
     """
 
     kind: ClassVar[str] = "batch-outcomes"
 
-    attacks: BatchUnit
+    attacks: BatchRequest
 
     def __post_init__(self) -> None:
         if self.attacks.defense:
@@ -331,7 +331,7 @@ def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor
     }
 
 
-def _starts(unit: BatchUnit, seen: Observed) -> Tensor:
+def _starts(unit: BatchRequest, seen: Observed) -> Tensor:
     """Where each image begins, in [0, 1] units: the same for every attack of one kind of start."""
     normalize = normalization_layer(seen.updates[0].model)
     stream = rng(unit.batches.seed, "start")
@@ -341,7 +341,7 @@ def _starts(unit: BatchUnit, seen: Observed) -> Tensor:
     return normalize.inverse(torch.stack(drawn).to(normalize.mean))
 
 
-def _seen(unit: BatchUnit, model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+def _seen(unit: BatchRequest, model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
     """What the server saw of the batches in all rounds."""
     threat = ThreatModel(batch=unit.batches.size)
     if unit.local:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit
+from atsbook.networks import ModelRequest
 from atsbook.runs.outcomes import OfAttacks
 from atsbook.store import Store
 from atsfed.federation import Federation, chosen, taken, used
@@ -44,14 +44,14 @@ class OnFederation(Kept):
     federation: Federation
 
     @property
-    def model(self) -> ModelUnit:
+    def model(self) -> ModelRequest:
         """The network with its first weights, by which costs are told."""
         f = self.federation
-        return ModelUnit(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
+        return ModelRequest(dataset=f.dataset, model=f.model, fraction=1.0, train=None, seed=f.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FederationUnit(OnFederation):
+class FederationRequest(OnFederation):
     """A federation, its accuracy on the way, and attacks on all clients' answers in some rounds.
 
     Attributes:
@@ -81,7 +81,7 @@ class FederationUnit(OnFederation):
     view: str = "server"
 
     def __post_init__(self) -> None:
-        choose("FederationUnit.view", self.view, VIEWS)
+        choose("FederationRequest.view", self.view, VIEWS)
 
     @property
     def title(self) -> str:
@@ -119,7 +119,7 @@ class FederationUnit(OnFederation):
 
 
 def _history(
-    unit: FederationUnit,
+    unit: FederationRequest,
 ) -> Iterator[tuple[list[nn.Module], Callable[[], list[Observed]]]]:
     """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in
     one.
@@ -155,7 +155,7 @@ class FederationOutcomes(OfAttacks):
 
     kind: ClassVar[str] = "federation-outcomes"
 
-    attacks: FederationUnit
+    attacks: FederationRequest
 
     def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
         """Run the federation, attack, and look."""
@@ -168,7 +168,7 @@ class FederationOutcomes(OfAttacks):
         return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
-def _outcomes(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+def _outcomes(unit: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
     f = unit.federation
     images, truth, _, _ = _recovered(unit, seen, past)
     parts = [photographs(f, client, past + 1) for client in range(f.clients)]
@@ -211,7 +211,7 @@ def photographs(federation: Federation, client: int, number: int) -> tuple[Tenso
 
 
 def _recovered(
-    unit: FederationUnit, seen: list[Observed], past: int
+    unit: FederationRequest, seen: list[Observed], past: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the attack recovers, beside what clients used, (clients · batch, C, H, W) each; the true
     labels, and the share of them that is restored.
@@ -235,7 +235,7 @@ def _recovered(
     return images, truth.flatten(0, 1), labels, label_share(told, named).repeat_interleave(size)
 
 
-def _attacked(unit: FederationUnit, seen: list[Observed], past: int) -> dict[str, Tensor]:
+def _attacked(unit: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
     f = unit.federation
     images, truth, labels, named = _recovered(unit, seen, past)
     pixels = torch.cat([taken(f, client, past + 1)[0] for client in range(f.clients)])

@@ -4,7 +4,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.experiment import AttackUnit, knowledge_of_draw
+from atsbook.experiment import AttackRequest, knowledge_of_draw
 from atsbook.runs.packing import PICTURES, as_kept
 from atsbook.runs.tables import policy_image
 from atsbook.store import Artifact
@@ -15,7 +15,7 @@ from atslib.measures.metrics import psnr
 from atslib.policies.differentiable import in_frame
 
 
-def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
+def against_before(table: pd.DataFrame, unit: AttackRequest) -> pd.DataFrame:
     """The rows of one unit with `gain_before`: dB above the mean image, against the image before
     the policy.
     """
@@ -25,7 +25,7 @@ def against_before(table: pd.DataFrame, unit: AttackUnit) -> pd.DataFrame:
     return table.assign(gain_before=own - floor.double().numpy())
 
 
-def visible(unit: AttackUnit) -> Tensor:
+def visible(unit: AttackRequest) -> Tensor:
     """Which pixels of the unit's images before the policy are left in the frame of the first round,
     (B, H, W) bool.
     """
@@ -34,7 +34,7 @@ def visible(unit: AttackUnit) -> Tensor:
     return in_frame(forms, to_images(clients.cropped))
 
 
-def visible_rows(unit: AttackUnit, artifact: Artifact) -> pd.DataFrame:
+def visible_rows(unit: AttackRequest, artifact: Artifact) -> pd.DataFrame:
     """Of the pictures that the archive keeps, one row per image: what the attack finds before the
     policy, in dB.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from atsbook.experiment import drawn
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.runs.batches import APART, Batches, chosen
 from atsbook.runs.outcomes import OfAttack
 from atsbook.store import Store
@@ -28,7 +28,7 @@ CANDIDATES = 100  # among whose features those of an image are singled out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StagesUnit(Kept):
+class StagesRequest(Kept):
     """Gradients of the test images 0 … `images` - 1 before a training, after some of its `steps`,
     and at its end: what stage and image have to do with length and direction of a gradient.
 
@@ -41,12 +41,12 @@ class StagesUnit(Kept):
 
     kind: ClassVar[str] = "stages"
 
-    model: ModelUnit
+    model: ModelRequest
     steps: tuple[int, ...]
     images: int
 
     @property
-    def models(self) -> tuple[ModelUnit, ...]:
+    def models(self) -> tuple[ModelRequest, ...]:
         """The network untrained, after each of the steps, and at the end."""
         on_the_way = (dataclasses.replace(self.model, step=step) for step in self.steps)
         return dataclasses.replace(self.model, train=None), *on_the_way, self.model
@@ -92,7 +92,7 @@ class StagesUnit(Kept):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureUnit(Kept):
+class FeatureRequest(Kept):
     """What the last layer got of images that share gradients, read off the row of each one's label.
 
     Its tensors (B,): `error` of an image's features in shares of their length; `error_mean` (of the
@@ -103,7 +103,7 @@ class FeatureUnit(Kept):
 
     kind: ClassVar[str] = "features"
 
-    model: ModelUnit
+    model: ModelRequest
     batches: Batches
     policy: str = ""
 
@@ -183,7 +183,7 @@ def _among(found: Tensor, features: Tensor, count: int) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShiftsUnit(OfAttack):
+class ShiftsRequest(OfAttack):
     """An attack's images among candidates at all their circular shifts.
 
     Its tensors (B,): `rank_rolled`, as `rank_target`, with all circular shifts tolerated;

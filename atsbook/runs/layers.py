@@ -73,7 +73,7 @@ def third(position: int, layers: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayersUnit(OfAttack):
+class LayersRequest(OfAttack):
     """How similar the gradients of an attack's iterates are to the client's, layer by layer.
 
     Its tensors: `last` (L, B), of the last iterate, and `groups` (4, F, B), those of `GROUPS`: the

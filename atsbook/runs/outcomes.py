@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atsbook.experiment import CANDIDATES, AttackUnit
+from atsbook.experiment import CANDIDATES, AttackRequest
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset
+from atsbook.networks import ModelRequest, dataset
 from atsbook.runs.packing import as_kept
 from atsbook.store import Store
 from atslib.clients.prepare import to_images
@@ -22,7 +22,7 @@ from atslib.policies.policy import forms, parse_policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OfAttack(AttackUnit):
+class OfAttack(AttackRequest):
     """Something that is looked for in an attack's images: described as the attack is, and kept under
     a kind of its own.
     """
@@ -31,14 +31,14 @@ class OfAttack(AttackUnit):
         """An attack's kind goes with its class, this one's does not."""
 
     @classmethod
-    def of(cls, unit: AttackUnit) -> "OfAttack":
+    def of(cls, unit: AttackRequest) -> "OfAttack":
         """What is looked for in this attack's images."""
         return cls(**{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)})
 
     @property
-    def attack_unit(self) -> AttackUnit:
+    def attack_unit(self) -> AttackRequest:
         """The attack whose images are looked at."""
-        return AttackUnit(
+        return AttackRequest(
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         )
 
@@ -54,7 +54,7 @@ class OfAttack(AttackUnit):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FoundUnit(OfAttack):
+class FoundRequest(OfAttack):
     """`rank_knowing` (B,): rank of each photograph for a server that knows the policy, but not what
     was drawn.
 
@@ -92,7 +92,7 @@ class OfAttacks(Kept):
     attacks: Kept
 
     @property
-    def model(self) -> ModelUnit:
+    def model(self) -> ModelRequest:
         """The attacked network."""
         return self.attacks.model
 
@@ -113,7 +113,7 @@ class OfAttacks(Kept):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecognizedUnit(Kept):
+class RecognizedRequest(Kept):
     """Where a network that knows pictures ranks the photographs behind several attacks.
 
     Its tensors (A, B), a row for each attack:
@@ -131,7 +131,7 @@ class RecognizedUnit(Kept):
 
     kind: ClassVar[str] = "recognized"
 
-    attacks: tuple[AttackUnit, ...]
+    attacks: tuple[AttackRequest, ...]
     most: int = OF_A_CLASS
 
     def __post_init__(self) -> None:
@@ -142,7 +142,7 @@ class RecognizedUnit(Kept):
             )
 
     @property
-    def model(self) -> ModelUnit:
+    def model(self) -> ModelRequest:
         """The network of the first attack."""
         return self.attacks[0].model
 

@@ -16,7 +16,7 @@ import cloudpickle
 from tqdm.auto import tqdm
 
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, network
+from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
 from atsbook.runs.workers import LOST, InThisProcess, at_once, count, workers
 from atsbook.store import Store, read_files
@@ -45,13 +45,13 @@ def plan(units: Iterable[Kept], store: Store) -> list[Kept]:
 
 
 @functools.lru_cache
-def _forward(unit: ModelUnit) -> Work:
+def _forward(unit: ModelRequest) -> Work:
     return Work.of(network(unit).eval(), to_images(dataset(unit.dataset, "test").pixels[:1]))
 
 
 def seconds(unit: Kept, rates: Rates) -> float:
     """Estimated time of a unit at these rates."""
-    network_of = unit if isinstance(unit, ModelUnit) else unit.model
+    network_of = unit if isinstance(unit, ModelRequest) else unit.model
     gradients = (
         0 if network_of is unit else unit.passes / PASSES
     )  # a training has no gradient of its own for an image

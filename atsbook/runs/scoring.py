@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from atsbook.experiment import drawn
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, network, trained
+from atsbook.networks import ModelRequest, dataset, network, trained
 from atsbook.store import Store
 from atslib.checkpoints import fingerprint, load_state, save_state
 from atslib.clients.prepare import to_images
@@ -28,7 +28,7 @@ UNSEEN = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreUnit(Kept):
+class ScoreRequest(Kept):
     """Privacy scores of the first `images` test images under each policy.
 
     Crops, flips and the policies' draws are those of the attacks of the same seed, so that score
@@ -39,7 +39,7 @@ class ScoreUnit(Kept):
 
     kind: ClassVar[str] = "privacy"
 
-    model: ModelUnit
+    model: ModelRequest
     policies: tuple[str, ...]
     images: int
     points: int = 21
@@ -82,7 +82,7 @@ class ScoreUnit(Kept):
 
 
 def _curves(
-    unit: ScoreUnit, model: nn.Module, policies: Sequence[str], device: torch.device
+    unit: ScoreRequest, model: nn.Module, policies: Sequence[str], device: torch.device
 ) -> Tensor:
     """The curves (P, B, points) behind the unit's scores of `policies`."""
     images = dataset(unit.model.dataset, "test")[: unit.images]
@@ -105,14 +105,14 @@ def _curves(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyUnit(Kept):
+class AccuracyRequest(Kept):
     """Accuracy scores (P,) of policies on an untrained network and on test images that no page
     attacks.
     """
 
     kind: ClassVar[str] = "accuracy"
 
-    model: ModelUnit
+    model: ModelRequest
     policies: tuple[str, ...]
     images: int
     variant: str
@@ -142,7 +142,7 @@ class AccuracyUnit(Kept):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchUnit(Kept):
+class SearchRequest(Kept):
     """A search: scores of all its candidates, on test images that no page attacks.
 
     They are kept shard by shard, see `searched`; its own tensor is the time it took, `seconds` ().
@@ -150,7 +150,7 @@ class SearchUnit(Kept):
 
     kind: ClassVar[str] = "search"
 
-    model: ModelUnit
+    model: ModelRequest
     config: SearchConfig
     seed: int = 0
 
@@ -181,7 +181,7 @@ class SearchUnit(Kept):
         return {"seconds": torch.tensor(time.monotonic() - started)}
 
 
-def searched(unit: SearchUnit, store: Store, device: torch.device) -> SearchResult:
+def searched(unit: SearchRequest, store: Store, device: torch.device) -> SearchResult:
     """What the search found, from the stored scores."""
     semi, _ = trained(unit.model, store, device)
     untrained = network(dataclasses.replace(unit.model, train=None)).to(device).eval()

@@ -23,20 +23,20 @@ from typing import NamedTuple
 import pandas as pd
 from torch import Tensor, nn
 
-from atsbook.experiment import AttackUnit, OutcomeUnit, guess_of
+from atsbook.experiment import AttackRequest, OutcomeRequest, guess_of
 from atsbook.functions import (
-    CallUnit,
+    CallRequest,
     NotebookFunction,
     NotebookNetwork,
     WrittenAttack,
     has_no_text,
 )
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.runs.evidence import WithEvidence
-from atsbook.runs.outcomes import FoundUnit, RecognizedUnit
+from atsbook.runs.outcomes import FoundRequest, RecognizedRequest
 from atsbook.runs.schedule import compute, describe, plan, say
-from atsbook.runs.scoring import ScoreUnit, SearchUnit, searched
+from atsbook.runs.scoring import ScoreRequest, SearchRequest, searched
 from atsbook.runs.settings import PROFILES, parameters_among
 from atsbook.runs.tables import image_rows, label, outcome_rows, picture_rows
 from atsbook.store import Artifact, Store
@@ -192,7 +192,7 @@ class Study:
         fields |= {"norm": norm, "step": step, "seed": self.seed + draw}
         if isinstance(model, str):
             build_model(model, 2)  # an unknown name is refused here, not in a worker
-            return self._request(ModelUnit(model=model, **fields))
+            return self._request(ModelRequest(model=model, **fields))
         if not callable(model):
             raise AtsError(
                 f"network {model!r} must be a name such as lenet, or a function or class that makes one"
@@ -241,7 +241,7 @@ class Study:
             every: keep `psnr_each`, `rank_each` and `cost_each`, (starts, B), of each start of an
                 attack with several; `reconstruction` is that of the least cost.
         """
-        model = self._unit(network, ModelUnit, "network")
+        model = self._unit(network, ModelRequest, "network")
         name = policy if isinstance(policy, str) else str(policy)
         parse_policy(name)
         first, last = _rows(images)
@@ -250,7 +250,7 @@ class Study:
         check_whole("draw", draw, 0)
         check_whole("rounds", rounds, 1)
         return self._request(
-            AttackUnit(
+            AttackRequest(
                 model=model,
                 policy=name,
                 attack=_attack(attack, steps),
@@ -286,7 +286,7 @@ class Study:
             points: of the curve; by default the profile's.
             variant: "fixed", or "code" as the authors' code computes it.
         """
-        model = self._unit(network, ModelUnit, "network")
+        model = self._unit(network, ModelRequest, "network")
         names = tuple(policy if isinstance(policy, str) else str(policy) for policy in policies)
         for name in names:
             parse_policy(name)
@@ -294,7 +294,7 @@ class Study:
         if first:
             raise AtsError(f"images={images}: scores are of the first test images; begin at 0")
         points = points or PROFILES[self.profile].get("score_points", 21)
-        unit = ScoreUnit(
+        unit = ScoreRequest(
             model=model, policies=names, images=last, points=points, variant=variant, seed=self.seed
         )
         return self._request(unit)
@@ -306,8 +306,8 @@ class Study:
         Accuracy scores are of the same network before its training. All are on test images from
         number 200 on.
         """
-        model = self._unit(network, ModelUnit, "network")
-        return self._request(SearchUnit(model=model, config=config, seed=self.seed))
+        model = self._unit(network, ModelRequest, "network")
+        return self._request(SearchRequest(model=model, config=config, seed=self.seed))
 
     def call(
         self, function: Callable[..., dict[str, Tensor]], network: Request, **arguments: object
@@ -319,15 +319,15 @@ class Study:
                 arguments; returns tensors by name. It is keyed by its source.
             arguments: numbers, texts and tuples of them.
         """
-        unit = CallUnit(
-            model=self._unit(network, ModelUnit, "network"),
+        unit = CallRequest(
+            model=self._unit(network, ModelRequest, "network"),
             function=NotebookFunction(function),
             arguments=tuple(sorted(arguments.items())),
         )
         return self._request(unit)
 
     def request(self, unit: Kept) -> Request:
-        """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepUnit`: for what
+        """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepRequest`: for what
         the methods here have no words for.
         """
         return self._request(unit)
@@ -337,9 +337,9 @@ class Study:
 
         Its value has, of each photograph, `rank` among 100 of its class (1: found), `bits`, `psnr`,
         `gain` over a guess that knows label, policy and draw, and `frame`, all but the first in dB
-        or bits; see `atsbook.experiment.OutcomeUnit`. `table` has a column `found` too.
+        or bits; see `atsbook.experiment.OutcomeRequest`. `table` has a column `found` too.
         """
-        return self._request(OutcomeUnit(attack=self._unit(run, AttackUnit, "run")))
+        return self._request(OutcomeRequest(attack=self._unit(run, AttackRequest, "run")))
 
     def recognized(self, runs: Iterable[Request]) -> Request:
         """Where a network that knows pictures (features of an ImageNet network) ranks the
@@ -351,8 +351,8 @@ class Study:
         Args:
             runs: attacks on the same photographs.
         """
-        attacks = tuple(self._unit(run, AttackUnit, "run") for run in runs)
-        return self._request(RecognizedUnit(attacks=attacks))
+        attacks = tuple(self._unit(run, AttackRequest, "run") for run in runs)
+        return self._request(RecognizedRequest(attacks=attacks))
 
     def found(self, run: Request) -> Request:
         """Where each photograph ranks among 100 for a server that knows the policy, but not what
@@ -360,8 +360,8 @@ class Study:
 
         Its value has `rank_knowing` (B,); 1 is found.
         """
-        unit = self._unit(run, AttackUnit, "run")
-        return self._request(FoundUnit.of(unit))
+        unit = self._unit(run, AttackRequest, "run")
+        return self._request(FoundRequest.of(unit))
 
     # values
 
@@ -370,13 +370,13 @@ class Study:
         anything else its tensors by name.
         """
         unit = self._unit(request, object, "request")
-        if isinstance(unit, ModelUnit):
+        if isinstance(unit, ModelRequest):
             if unit.train:
                 self.compute([request], weights=True)
                 self.store.copy_into_store(unit)
             return trained(unit, self._own, self.device)[0].eval()
         self.compute([request])
-        if isinstance(unit, SearchUnit):
+        if isinstance(unit, SearchRequest):
             self.store.copy_into_store(unit.model)
             return searched(unit, self.store, self.device)
         return self._artifact(unit)
@@ -479,14 +479,14 @@ class Study:
         known = {
             key: self.found(request)
             for key, request in requests.items()
-            if isinstance(request.unit, AttackUnit)
+            if isinstance(request.unit, AttackRequest)
             and request.unit.policy
             and request.unit.policy in policy_known
         }
         told = {
             key: self.outcomes(request)
             for key, request in requests.items()
-            if outcomes and isinstance(request.unit, AttackUnit)
+            if outcomes and isinstance(request.unit, AttackRequest)
         }
         self.compute([*requests.values(), *known.values(), *told.values()])
         seen = self._picture_rows(requests) if pictures else {}
@@ -505,7 +505,7 @@ class Study:
                 own = seen[key].set_index("image").reindex(part["image"])
                 of_seen = ("found", "bits", "frame")
                 part = part.assign(**{name: own[name].to_numpy(float) for name in of_seen})
-            if (draw_known or pictures) and isinstance(request.unit, AttackUnit):
+            if (draw_known or pictures) and isinstance(request.unit, AttackRequest):
                 part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
             if key in told:
                 more = self._rows_of(told[key].unit).rename(columns={"gain": "gain_told"})
@@ -518,21 +518,21 @@ class Study:
         units = {
             key: request.unit
             for key, request in requests.items()
-            if isinstance(request.unit, AttackUnit)
+            if isinstance(request.unit, AttackRequest)
         }
         kept = (self._artifact(unit) for unit in units.values())
         return dict(zip(units, picture_rows(kept, list(units.values())), strict=True))
 
     def _rows_of(self, unit: Kept, *, blind: bool = True) -> pd.DataFrame:
         artifact = self._artifact(unit)
-        if isinstance(unit, AttackUnit):
+        if isinstance(unit, AttackRequest):
             return image_rows(artifact, unit, blind=blind)
-        if isinstance(unit, OutcomeUnit):
+        if isinstance(unit, OutcomeRequest):
             return outcome_rows(artifact, unit.attack)
         check_kind(
             "Study.table takes attacks, outcomes and scores:",
             unit,
-            ScoreUnit,
+            ScoreRequest,
             "not networks; see accuracies",
         )
         scores = pd.DataFrame(

@@ -2,7 +2,7 @@
 and scores of all.
 
 A policy's number is its place in `enumerate_distinct`. Crops, flips, starts and what is drawn of a
-policy are those of `AttackUnit` with the same seed.
+policy are those of `AttackRequest` with the same seed.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from atsbook.experiment import (
     CANDIDATES,
-    AttackUnit,
+    AttackRequest,
     drawn,
     outcomes_of_photographs,
     starts,
 )
 from atsbook.kept import Kept
-from atsbook.networks import ModelUnit, dataset, trained
+from atsbook.networks import ModelRequest, dataset, trained
 from atsbook.runs.outcomes import OfAttacks
 from atsbook.runs.scoring import unseen
 from atsbook.store import Store
@@ -82,22 +82,22 @@ class Halving:
     rungs, a policy's luck in one does not reach the next.
     """
 
-    model: ModelUnit
+    model: ModelRequest
     rungs: tuple[Rung, ...]
     seed: int = 0
 
-    def units(self, rung: int) -> tuple["SweepUnit", ...]:
+    def units(self, rung: int) -> tuple["SweepRequest", ...]:
         """A rung's units, in order."""
         count = self.rungs[rung].policies
         size = self.rungs[rung].size
         return tuple(
-            SweepUnit(plan=self, rung=rung, low=low, high=min(low + size, count))
+            SweepRequest(plan=self, rung=rung, low=low, high=min(low + size, count))
             for low in range(0, count, size)
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepUnit(Kept):
+class SweepRequest(Kept):
     """Attacks on the policies at places `low` to `high` - 1 of a rung.
 
     Its tensors: `number` (P,) of the policies; (P, B) `image`, `gain` in dB over the mean of `FLOOR`
@@ -113,7 +113,7 @@ class SweepUnit(Kept):
     high: int
 
     @property
-    def model(self) -> ModelUnit:
+    def model(self) -> ModelRequest:
         """The attacked network."""
         return self.plan.model
 
@@ -150,7 +150,7 @@ class SweepUnit(Kept):
         return {"number": chosen} | joined
 
 
-def numbers(unit: SweepUnit, store: Store, device: torch.device) -> list[int]:
+def numbers(unit: SweepRequest, store: Store, device: torch.device) -> list[int]:
     """The unit's policies by number: of a later rung those with the least mean gain in the one
     before, least first.
     """
@@ -192,12 +192,12 @@ def adjusted(gain: Tensor, image: Tensor) -> Tensor:
 class SweepOutcomes(OfAttacks):
     """The attacks of a unit, and all that they tell of the photographs.
 
-    Its tensors: `number` (P,) of the policies; (P, B) `image` and those of `OutcomeUnit`.
+    Its tensors: `number` (P,) of the policies; (P, B) `image` and those of `OutcomeRequest`.
     """
 
     kind: ClassVar[str] = "sweep-outcomes"
 
-    attacks: SweepUnit
+    attacks: SweepRequest
 
     def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
         """Attack each policy on its images, and look for the photographs."""
@@ -216,13 +216,13 @@ class SweepOutcomes(OfAttacks):
         return {"number": torch.tensor(chosen)} | joined
 
 
-def _drawn(unit: SweepUnit, policy: Policy, rows: Tensor) -> Draw:
-    """What is drawn of a policy for these test images, as in an `AttackUnit` of the same seed."""
+def _drawn(unit: SweepRequest, policy: Policy, rows: Tensor) -> Draw:
+    """What is drawn of a policy for these test images, as in an `AttackRequest` of the same seed."""
     last = unit.plan.rungs[unit.rung].last
     return drawn(range(last), str(policy), seed=unit.plan.seed)[rows]
 
 
-def _images(unit: SweepUnit, number: int) -> Tensor:
+def _images(unit: SweepRequest, number: int) -> Tensor:
     """Which test images a policy meets, (B,), in their order."""
     rung = unit.plan.rungs[unit.rung]
     seed = unit.plan.seed
@@ -231,7 +231,7 @@ def _images(unit: SweepUnit, number: int) -> Tensor:
 
 
 def _recovered(
-    unit: SweepUnit, model: nn.Module, chosen: Sequence[int], device: torch.device
+    unit: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which test images these policies meet, (P, B); as clients used them and as the attack
     recovered them, (P × B, C, H, W) each.
@@ -251,7 +251,7 @@ def _recovered(
 
 
 def _attacked(
-    unit: SweepUnit, model: nn.Module, chosen: Sequence[int], device: torch.device
+    unit: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
 ) -> dict[str, Tensor]:
     """(P, B) of these policies: image, gain, floor and found."""
     name = unit.model.dataset
@@ -274,10 +274,10 @@ def _attacked(
     return {"image": rows} | {key: value.cpu().view(rows.shape) for key, value in parts.items()}
 
 
-def _as_attack(unit: SweepUnit) -> AttackUnit:
+def _as_attack(unit: SweepRequest) -> AttackRequest:
     rung = unit.plan.rungs[unit.rung]
     plan = unit.plan
-    return AttackUnit(
+    return AttackRequest(
         model=plan.model,
         policy="",
         attack=rung.attack,
@@ -313,7 +313,7 @@ class SweepScores(Kept):
 
     kind: ClassVar[str] = "sweep-scores"
 
-    model: ModelUnit
+    model: ModelRequest
     score: str
     variants: tuple[str, ...]
     images: int

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from atsbook.experiment import AttackUnit, outcomes_of_all
+from atsbook.experiment import AttackRequest, outcomes_of_all
 from atsbook.findings.result import NO_POLICY
 from atsbook.networks import dataset
 from atsbook.runs.packing import PICTURES, as_kept
@@ -41,7 +41,7 @@ def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
-def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
+def floors(target: Tensor, unit: AttackRequest) -> dict[str, Tensor]:
     """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and
     `policy_image`.
 
@@ -55,7 +55,7 @@ def floors(target: Tensor, unit: AttackUnit) -> dict[str, Tensor]:
     return {f"floor_{word}": psnr_of_guess(guess, images) for word, guess in guesses.items()}
 
 
-def image_rows(artifact: Artifact, unit: AttackUnit, *, blind: bool = True) -> pd.DataFrame:
+def image_rows(artifact: Artifact, unit: AttackRequest, *, blind: bool = True) -> pd.DataFrame:
     """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and
     `regime`.
 
@@ -97,14 +97,16 @@ def _noise(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.rand((NOISES, *shape), generator=rng(seed, "floor noise"))
 
 
-def outcome_rows(artifact: Artifact, unit: AttackUnit) -> pd.DataFrame:
-    """A row for each photograph: policy, image, and all of `OutcomeUnit`; `found` is whether its
+def outcome_rows(artifact: Artifact, unit: AttackRequest) -> pd.DataFrame:
+    """A row for each photograph: policy, image, and all of `OutcomeRequest`; `found` is whether its
     rank is 1.
     """
     return _rows(artifact.tensors, unit)
 
 
-def picture_rows(artifacts: Iterable[Artifact], units: Sequence[AttackUnit]) -> list[pd.DataFrame]:
+def picture_rows(
+    artifacts: Iterable[Artifact], units: Sequence[AttackRequest]
+) -> list[pd.DataFrame]:
     """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
     sixteen, from the pictures as it keeps them; a table for each attack.
 
@@ -116,7 +118,7 @@ def picture_rows(artifacts: Iterable[Artifact], units: Sequence[AttackUnit]) -> 
     return [_rows(values, unit) for values, unit in zip(outcomes, units, strict=True)]
 
 
-def _rows(values: Mapping[str, Tensor], unit: AttackUnit) -> pd.DataFrame:
+def _rows(values: Mapping[str, Tensor], unit: AttackRequest) -> pd.DataFrame:
     table = pd.DataFrame({name: value.numpy() for name, value in values.items()})
     table.insert(0, "found", table["rank"] == 1)
     table.insert(0, "image", range(unit.first, unit.first + len(table)))

@@ -45,7 +45,7 @@ def seconds(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TimingUnit(OnFederation):
+class TimingRequest(OnFederation):
     """Seconds of a client's work on one answer, and of each policy alone.
 
     Medians of runs in turn, in one process: their ratios do not depend on what else ran meanwhile.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atsbook.experiment import AttackUnit, OutcomeUnit
+from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings.photographs import arrow
 from atsbook.runs.archive import Archive, unit_of
 from atsbook.runs.table1 import HYBRID
@@ -27,7 +27,7 @@ def called(attack: GradientMatching) -> str:
     return attack.title
 
 
-def in_the_cell(attack: AttackUnit) -> bool:
+def in_the_cell(attack: AttackRequest) -> bool:
     """Whether it is a plain attack on single images by an untrained LeNet, without a policy or with the hybrid."""
     model = attack.model
     return (
@@ -51,7 +51,7 @@ def one_cell(evidence: Path) -> str:
     kept = defaultdict(lambda: {"": [], HYBRID: []})
     pages = defaultdict(set)
     for key, line in archive.entries().items():
-        unit = unit_of(line) if line["kind"] == OutcomeUnit.kind else None
+        unit = unit_of(line) if line["kind"] == OutcomeRequest.kind else None
         if unit and in_the_cell(unit.attack):
             attack = unit.attack
             place = attack.attack, attack.first, attack.last

@@ -10,7 +10,7 @@ from torch import nn
 
 from atsbook.figures import plots
 from atsbook.figures.sheets import fitting, sheet
-from atsbook.networks import ModelUnit, dataset, network
+from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.settings import Settings
 from atsbook.runs.study import Request, Study
 from atsbook.runs.table1 import HYBRID, SEARCHED
@@ -119,7 +119,7 @@ def _common(
 ) -> dict:
     """What the attack and its small form have in common."""
     model = network(
-        ModelUnit(
+        ModelRequest(
             dataset=settings.dataset, model="lenet", fraction=1.0, train=None, seed=settings.seed
         )
     )
