@@ -283,8 +283,8 @@ def in_short(outcome: dict) -> str:
     sizes = [most for most in other.values() if np.isfinite(most)]
     if sizes and all(in_decibels[key] for key in other):
         words += (
-            f" The other {len(other)} are attacks: in half of these no picture is off by more than "
-            f"{np.median(sizes):.1f} dB, and the largest difference is {max(sizes):.1f} dB."
+            f" The other {len(other)}, of {sum(in_decibels.values())} attacks, did not: in half of these no picture is off "
+            f"by more than {np.median(sizes):.1f} dB, and the largest difference is {max(sizes):.1f} dB."
         )
     elif other:
         words += f" The other {len(other)} did not."
