@@ -282,9 +282,10 @@ def in_short(outcome: dict) -> str:
     words = f"**Of {len(furthest)} results that were computed again, {len(furthest) - len(other)} came out the same.**"
     sizes = [most for most in other.values() if np.isfinite(most)]
     if sizes and all(in_decibels[key] for key in other):
+        attacks = sum(in_decibels.values())
         words += (
-            f" The other {len(other)}, of {sum(in_decibels.values())} attacks, did not: in half of these no picture is off "
-            f"by more than {np.median(sizes):.1f} dB, and the largest difference is {max(sizes):.1f} dB."
+            f" All that are no attacks did; of the {attacks} attacks {attacks - len(other)} did. In half of the others no "
+            f"picture is off by more than {np.median(sizes):.1f} dB, and the largest difference is {max(sizes):.1f} dB."
         )
     elif other:
         words += f" The other {len(other)} did not."
