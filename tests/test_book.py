@@ -304,6 +304,9 @@ def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
     (folder / "numbers.json").write_text(json.dumps(own))
     assert cells(numbers(tmp_path))["gradients"] == "100 → 50 %"
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet and ResNet20-1, untrained and trained"
+    own["untrained ConvNet-16"] = own["untrained LeNet"]
+    (folder / "numbers.json").write_text(json.dumps(own))
+    assert cells(numbers(tmp_path))["compared_on"] == "on 3 networks, untrained and trained"
 
 
 def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):

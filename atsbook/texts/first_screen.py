@@ -229,7 +229,9 @@ def _gradients(results: Path) -> tuple[float, float, str] | None:
         return None
     states, networks = zip(*(name.split(" ", 1) for name in measured), strict=True)
     least = (min(each[policy] for each in measured.values()) for policy in ("none", "hybrid"))
-    return *least, ", ".join(" and ".join(dict.fromkeys(each)) for each in (networks, states))
+    networks, states = dict.fromkeys(networks), " and ".join(dict.fromkeys(states))
+    where = " and ".join(networks) if len(networks) < 3 else f"on {len(networks)} networks"
+    return *least, f"{where}, {states}"
 
 
 def printed_ends(source: str, table: str, metric: str) -> tuple[float, float]:
