@@ -365,10 +365,10 @@ def audit_page(results: Path) -> str:
     head = (
         "The evidence behind the pages lies in `results/`. `make report` checks all its hashes, and computes a\n"
         "random sample again, another one at every run, from the stored networks on the machine at hand. Another\n"
-        "processor rounds otherwise, and in a single picture an attack can make decibels of that. So attacks count\n"
-        f"as equal where they are so in general: where the 95 % intervals of the median over results, and of their\n"
-        f"mean without the highest and the lowest tenth, both lie within ±{EQUAL_DB} dB. They are *not equal* where one\n"
-        "lies wholly outside; else it cannot be told.\n\n"
+        "processor rounds otherwise, and in a single picture an attack can make decibels of that. So single\n"
+        "pictures are not compared. Attacks count as equal where the typical difference is surely tiny: where the 95 %\n"
+        "intervals of its median over results, and of its mean without the highest and the lowest tenth, both lie within\n"
+        f"±{EQUAL_DB} dB. They are *not equal* where one lies wholly outside; else it cannot be told.\n\n"
     )
     file = Path(results) / "audit.json"
     if not file.exists():
