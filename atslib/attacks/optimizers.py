@@ -137,8 +137,8 @@ class AdamSmooth(Adam):
     of which x = Wu is the reconstruction, and W weighs each frequency by its power -1/2 (and their
     mean square by 1).
 
-    So the coarse picture is found first. On an untrained ConvNet-16, whose image gradients are rough,
-    half of Adam's steps give as many bits (`benchmarks/NOTES.md`).
+    So the coarse picture is found first. On an untrained ConvNet-16 half of Adam's steps gave as many
+    bits in a trial (`benchmarks/NOTES.md`).
     """
 
     def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object, shape: Sequence[int]):
