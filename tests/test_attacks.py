@@ -1101,7 +1101,11 @@ OTHER_TYPES = {"steps": 2.5, "restarts": True, "lr": "1", "signed": 1}
     ("field", "value", "message"),
     [
         ("distance", "far", ".distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
-        ("optimizer", "lion", ".optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
+        (
+            "optimizer",
+            "lion",
+            ".optimizer 'lion' is unknown; choose one of adam, adam-smooth, sgd, lbfgs",
+        ),
         ("optimizer", "lbfgs-once", ".signed=True: optimizer 'lbfgs-once' learns from the"),
         ("start", "ones", ".start 'ones' is unknown; choose one of normal, uniform, zeros"),
         (
