@@ -1,9 +1,10 @@
-// A table wider than the page is set in smaller type; if it is still wider, it scrolls in its box, which says so and takes
-// the keyboard's focus. On a phone no type would be small enough.
+// A table wider than the page is set in smaller type; if it is still wider, its numbers break off before their intervals; and
+// if that is not enough, it scrolls in its box, which says so and takes the keyboard's focus. On a phone nothing would be enough.
 const mark = (box) => {
   const cut = () => box.scrollWidth > box.clientWidth + 1;
-  box.classList.remove("tight");
+  box.classList.remove("tight", "broken");
   box.classList.toggle("tight", cut() && innerWidth > 700);
+  box.classList.toggle("broken", cut() && innerWidth > 700);
   const wide = cut();
   box.classList.toggle("scrolls", wide);
   const names = { tabindex: "0", role: "region", "aria-label": "Wide content, scrolls sideways" };
