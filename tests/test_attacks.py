@@ -1,7 +1,6 @@
 """The attacks against plain loops written the authors' way, and the laws of the batched engine."""
 
 import inspect
-import itertools
 import math
 import warnings
 from contextlib import nullcontext
@@ -602,47 +601,7 @@ def test_lbfgs_once_leaves_trials_that_are_not_finite_and_stays_in_its_box():
     assert torch.equal(lost.state["z"], begin)
 
 
-@pytest.mark.parametrize("size", [(1, 3, 6, 6), (2, 1, 5, 8)])
-def test_smooth_adam_is_adam_on_weighed_waves(size):
-    """torch's Adam on u, of which W u is the image; W as a matrix, made of whole Fourier transforms."""
-    n, pixels, extra = 3, math.prod(size), 2
-    z = torch.randn(n, pixels + extra, generator=rng(0)).double()
-    aim = torch.randn(n, pixels + extra, generator=rng(1)).double()
-    attack = GradientMatching(
-        optimizer="adam-smooth", lr=0.2, steps=9, schedule="constant", signed=False, boxed=False
-    )
-    free = torch.full((pixels + extra,), math.inf).double()
-    ours = optimizers.AdamSmooth([attack] * n, z, pixels, -free, free, shape=size)
-
-    height, width = size[-2:]
-    frequency = [
-        max(math.hypot(*place), 1 / max(height, width))
-        for place in itertools.product(
-            *(torch.fft.fftfreq(side, dtype=torch.float64).tolist() for side in (height, width))
-        )
-    ]
-    weights = torch.tensor(frequency, dtype=torch.float64) ** -0.5
-    weights = (weights / weights.square().mean().sqrt()).view(height, width)
-
-    def weighed(values):
-        images = torch.fft.fft2(values[:, :pixels].view(n, *size))
-        made = torch.fft.ifft2(images * weights).real.reshape(n, pixels)
-        return torch.cat([made, values[:, pixels:]], 1)
-
-    def cost(x):
-        return ((x - aim) ** 4).sum(1)
-
-    u = torch.zeros_like(z, requires_grad=True)  # the image is z + W u
-    theirs = torch.optim.Adam([u], lr=0.2)
-    for step in range(9):
-        theirs.zero_grad()
-        cost(z + weighed(u)).sum().backward()
-        theirs.step()
-        ours.step(lambda x: (cost(x), torch.zeros(n).double()), step)
-        torch.testing.assert_close(ours.state["z"], (z + weighed(u)).detach())
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adam-smooth", "sgd", "lbfgs", "lbfgs-once"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lbfgs", "lbfgs-once"])
 @pytest.mark.parametrize("chunk", [2, 4])
 def test_a_killed_run_resumes_to_the_same_bits(optimizer, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "SAVE_EVERY", 0)
@@ -1101,11 +1060,7 @@ OTHER_TYPES = {"steps": 2.5, "restarts": True, "lr": "1", "signed": 1}
     ("field", "value", "message"),
     [
         ("distance", "far", ".distance 'far' is unknown; choose one of " + ", ".join(DISTANCES)),
-        (
-            "optimizer",
-            "lion",
-            ".optimizer 'lion' is unknown; choose one of adam, adam-smooth, sgd, lbfgs",
-        ),
+        ("optimizer", "lion", ".optimizer 'lion' is unknown; choose one of adam, sgd, lbfgs"),
         ("optimizer", "lbfgs-once", ".signed=True: optimizer 'lbfgs-once' learns from the"),
         ("start", "ones", ".start 'ones' is unknown; choose one of normal, uniform, zeros"),
         (

@@ -261,7 +261,7 @@ class _Run:
         self.low = torch.cat([normalize(0 * ones).flatten(), -free])
         self.high = torch.cat([normalize(ones).flatten(), free])
         self.optimizer = OPTIMIZERS[attacks[0].optimizer](
-            attacks, begin, self.whole.pixels, self.low, self.high, shape=self.whole.shape
+            attacks, begin, self.whole.pixels, self.low, self.high
         )
         self.step = 0
         self.begin = begin

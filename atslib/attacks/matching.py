@@ -21,9 +21,8 @@ class GradientMatching:
 
     Attributes:
         distance: between gradients, a key of `DISTANCES`.
-        optimizer: "adam", "adam-smooth" (coarse waves of an image count more than fine ones), "sgd"
-            (Nesterov momentum 0.9), "lbfgs", or "lbfgs-once", which evaluates once a step and is for
-            smooth networks, unsigned; a key of `OPTIMIZERS`.
+        optimizer: "adam", "sgd" (Nesterov momentum 0.9), "lbfgs", or "lbfgs-once", which evaluates
+            once a step and is for smooth networks, unsigned; a key of `OPTIMIZERS`.
         lr, steps: step size and number of steps (for L-BFGS: of outer steps, `inner` iterations
             each).
         schedule: how the step size changes, a key of `SCHEDULES`: "steps" is the paper's (times 0.1

@@ -57,23 +57,13 @@ class Optimizer:
         attacks: the settings of each member, of one structure.
         z: (n, D) starts; the first `pixels` columns are the images.
         low, high: (D,) the box of the images, infinite for other columns.
-        shape: of the images of a member, (batch, C, H, W), for those that look at neighbours.
     """
 
     moments: tuple[str, ...] = ()
 
     def __init__(
-        self,
-        attacks: Sequence[Settings],
-        z: Tensor,
-        pixels: int,
-        low: Tensor,
-        high: Tensor,
-        shape: Sequence[int] = (),
+        self, attacks: Sequence[Settings], z: Tensor, pixels: int, low: Tensor, high: Tensor
     ):
-        self.shape = tuple(shape)
-        self.pixels = pixels
-
         def column(values: list) -> Tensor:
             return torch.tensor(values, device=z.device).view(len(attacks), -1)
 
@@ -132,34 +122,6 @@ class Adam(Optimizer):
         return self.rate(step) / (1 - 0.9 ** (step + 1)) * s["mean"] / root
 
 
-class AdamSmooth(Adam):
-    """Adam on images as sums of waves, of which coarse ones count more: what is searched is the image u
-    of which x = Wu is the reconstruction, and W weighs each frequency by its power -1/2 (and their
-    mean square by 1).
-
-    So the coarse picture is found first. On an untrained ConvNet-16 half of Adam's steps gave as many
-    bits in a trial (`benchmarks/NOTES.md`).
-    """
-
-    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object, shape: Sequence[int]):
-        super().__init__(attacks, z, *args, shape=shape)
-        high, wide = self.shape[-2:]
-        down, across = (torch.fft.fftfreq(side, dtype=z.dtype) for side in (high, wide))
-        frequency = torch.hypot(down[:, None], across).clamp(min=1 / max(high, wide))
-        weights = frequency.rsqrt() / frequency.reciprocal().mean().sqrt()
-        self.weights = weights[:, : wide // 2 + 1].to(z.device)
-
-    def weighed(self, values: Tensor) -> Tensor:
-        """W applied to each channel of values (n, D); columns that are no images stay."""
-        images = values[:, : self.pixels].unflatten(1, self.shape)
-        waves = torch.fft.rfft2(images) * self.weights
-        images = torch.fft.irfft2(waves, s=self.shape[-2:]).flatten(1)
-        return torch.cat([images, values[:, self.pixels :]], 1)
-
-    def move(self, gradient: Tensor, step: int) -> Tensor:
-        return self.weighed(super().move(self.weighed(gradient), step))
-
-
 class Sgd(Optimizer):
     """Stochastic gradient descent with Nesterov momentum 0.9."""
 
@@ -184,8 +146,8 @@ class Lbfgs(Optimizer):
     TOLERANCE_CHANGE = 1e-9
     moments = ("direction", "previous")
 
-    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object, **options: object):
-        super().__init__(attacks, z, *args, **options)
+    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object):
+        super().__init__(attacks, z, *args)
         self.inner = attacks[0].inner
         self.line_search = attacks[0].line_search
         n, size = z.shape
@@ -314,8 +276,8 @@ class LbfgsOnce(Optimizer):
     TRIALS = 6
     moments = ("accepted", "slope", "direction")
 
-    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object, **options: object):
-        super().__init__(attacks, z, *args, **options)
+    def __init__(self, attacks: Sequence[Settings], z: Tensor, *args: object):
+        super().__init__(attacks, z, *args)
         self.history = attacks[0].history
         n, size = z.shape
         self.state["z"] = self.boxed(self.state["z"])
@@ -407,7 +369,6 @@ class LbfgsOnce(Optimizer):
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adam": Adam,
-    "adam-smooth": AdamSmooth,
     "sgd": Sgd,
     "lbfgs": Lbfgs,
     "lbfgs-once": LbfgsOnce,

@@ -59,9 +59,6 @@ ATTACKS: dict[str, GradientMatching | Attack] = {
     # LeNet, and more bits with 250 (one draw, 32 images); chosen on CIFAR-100's test images 200 to 231, where no policy
     # is (`benchmarks/NOTES.md`). ReLU networks have kinks, which mislead its curvature.
     "fast-lenet": replace(_ONCE, steps=75, tv=0.02),
-    # In a trial as many bits as `annealed-convnet` in half its steps, on an untrained ConvNet-16 (one
-    # draw, test images 200 to 231, no policy; `benchmarks/NOTES.md`).
-    "fast-convnet": replace(_ANNEALED, optimizer="adam-smooth", steps=50, tv=3e-4),
     "strong-lenet": replace(_ONCE, steps=250, tv=0.005),
 }
 
