@@ -252,19 +252,16 @@ def summaries(outcome: dict) -> list[str]:
         rows = {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == kind}
         if not rows:
             continue
-        off = np.concatenate(list(rows.values()))
-        units = np.repeat(list(rows), list(map(len, rows.values())))
-        finite = off[np.isfinite(off)]
+        off, units = finite(rows)
+        count = sum(map(len, rows.values()))
         digits = 2 if unit == "dB" else 4
-        of = f"{len(rows)} result{'s' * (len(rows) > 1)}, {len(off)} number{'s' * (len(off) > 1)}"
-        mean, median = (round(end, digits) + 0.0 for end in (finite.mean(), np.median(finite)))
+        of = f"{len(rows)} result{'s' * (len(rows) > 1)}, {count} number{'s' * (count > 1)}"
+        mean, median = (round(end, digits) + 0.0 for end in (off.mean(), np.median(off)))
         text = f"{WORDS[kind]}: {of}; new minus old {mean:+.{digits}f} {unit} in the mean, "
-        text += f"{median:+.{digits}f} in the median, the largest difference {np.abs(finite).max():.{digits}f}"
-        if len(finite) < len(off):
-            text += f", and {len(off) - len(finite)} that diverged on one side only"
-        lines.append(
-            text + (f". {verdict(finite, units[np.isfinite(off)])}" if kind == "attack" else "")
-        )
+        text += f"{median:+.{digits}f} in the median, the largest difference {np.abs(off).max():.{digits}f}"
+        if len(off) < count:
+            text += f", and {count - len(off)} that diverged on one side only"
+        lines.append(text + (f". {verdict(off, units)}" if kind == "attack" else ""))
     return lines
 
 
