@@ -16,8 +16,18 @@ from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
 from atsbook.figures.svg import as_svg
-from atsbook.findings.result import FILE, Result, Verdict, as_text, stored_digest, stored_result
+from atsbook.findings import newest
+from atsbook.findings.result import (
+    FILE,
+    NUMBERS,
+    Result,
+    Verdict,
+    as_text,
+    stored_digest,
+    stored_result,
+)
 from atsbook.findings.rules import told
+from atsbook.findings.statistics import Change
 from atsbook.runs.shown import write_changed
 from atsbook.runs.study import Request, Study
 from atslib.data.load import is_drawn
@@ -118,20 +128,37 @@ def write_results(
     verdict: Verdict,
     facts: dict[str, object],
     files: dict[str, bytes] | None = None,
+    *,
+    numbers: dict[str, object] | None = None,
 ) -> Result:
     """The page's result; where $ATS_RESULTS names a folder, as a run of the whole book does, it is
     written there, with what the page cost and the keys of the evidence behind it.
 
     Args:
         files: what else is kept beside the tables, by name.
+        numbers: what README and other pages say of this page; they read it with `exported`.
     """
-    result = Result(page, tables, facts, verdict, files or {})
+    files = dict(files or {})
+    if numbers:
+        files[NUMBERS] = as_text(numbers).encode()
+    result = Result(page, tables, facts, verdict, files)
     if os.environ.get(WRITTEN):
         folder, _ = write_changed(result, Path(os.environ[WRITTEN]))
         more = {"cost": study.cost()._asdict(), "evidence": study.keys()}
         text = as_text(stored_result(folder) | more)
         write_atomically(folder / FILE, lambda partial: partial.write_text(text))
     return result
+
+
+def as_pair(change: Change) -> dict[str, float]:
+    """Both ends of a change from no policy to the paper's, and of how many photographs, for `numbers`."""
+    ends = {"none": float(change.before), "hybrid": float(change.after)}
+    return ends | {"photographs": int(change.n)}
+
+
+def exported(page: str) -> dict:
+    """The numbers of another page that ship, on CIFAR-100 where it was run on that; empty where it has none."""
+    return newest.exported(page, project_root() / "results")
 
 
 def rule_dates(page: str) -> str:

@@ -5,6 +5,7 @@ pass.
 import base64
 import dataclasses
 import io
+import json
 import random
 import re
 import socket
@@ -19,6 +20,7 @@ from PIL import Image
 from atsbook.__main__ import COMMANDS as BOOK_COMMANDS
 from atsbook.__main__ import main as book
 from atsbook.experiment import AttackRequest
+from atsbook.findings.result import FILE, NUMBERS
 from atsbook.networks import ModelRequest
 from atsbook.runs.scoring import SearchRequest, unseen
 from atslib.__main__ import main as library
@@ -202,3 +204,12 @@ def pictures_of(uri, size):
     rows = grey.shape[0] // (channels * height)
     columns = grey.shape[1] // width
     return grey.reshape(channels, rows, height, columns, width).permute(1, 3, 0, 2, 4).contiguous()
+
+
+def exports(results, page, numbers, dataset="cifar100"):
+    """A page's numbers of a run on real data at profile laptop."""
+    folder = results / page / f"{dataset}-laptop"
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"dataset": dataset, "profile": "laptop"}
+    (folder / FILE).write_text(json.dumps({"verdict": {}, "facts": facts}))
+    (folder / NUMBERS).write_text(json.dumps(numbers))

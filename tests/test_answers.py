@@ -76,6 +76,6 @@ def test_the_shares_that_an_answer_says_first_are_bars_of_its_picture(name):
     ],
 )
 def test_the_main_experiment_has_one_pair_of_shares_wherever_it_stands(name, without, behind):
-    pair = numbers(ROOT / "results").untrained["lenet"]
+    pair = numbers(ROOT / "results").found["untrained LeNet"]
     drawn = bars(on_top(ROOT / "book" / "results" / f"{name}.ipynb")["picture"])
     assert [drawn[without], drawn[behind]] == [round(100 * share) for share in pair]

@@ -2,7 +2,6 @@
 give.
 """
 
-import json
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ import jinja2
 import pandas as pd
 import pytest
 import yaml
-from checks import refused
+from checks import exports, refused
 from docutils import nodes
 from extensions import load_extension
 
@@ -291,34 +290,30 @@ def test_a_sentence_that_the_results_deny_is_an_error():
 
 def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
     assert "| – | – | not measured yet |" in start(tmp_path, book=False)
-    folder = tmp_path / "line_up" / "cifar100-laptop"
-    folder.mkdir(parents=True)
     own = {"untrained LeNet": {"none": 1.0, "hybrid": 0.75, "photographs": 100}}
-    (folder / "numbers.json").write_text(json.dumps(own))
+    exports(tmp_path, "line_up", own)
     assert cells(numbers(tmp_path))["gradients"] == "100 → 75 %"
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet, untrained"
     own |= {
         f"{state} ResNet20-1": {"none": 1.0, "hybrid": 0.5, "photographs": 100}
         for state in ("untrained", "trained")
     }
-    (folder / "numbers.json").write_text(json.dumps(own))
+    exports(tmp_path, "line_up", own)
     assert cells(numbers(tmp_path))["gradients"] == "100 → 50 %"
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet and ResNet20-1, untrained and trained"
     own["untrained ConvNet-16"] = own["untrained LeNet"]
-    (folder / "numbers.json").write_text(json.dumps(own))
+    exports(tmp_path, "line_up", own)
     assert cells(numbers(tmp_path))["compared_on"] == "on 3 networks, untrained and trained"
 
 
 def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
-    folder = tmp_path / "best_answer" / "cifar100-laptop"
-    folder.mkdir(parents=True)
     assert cells(numbers(tmp_path))["best"] == "not measured yet"
     own = {"LeNet": {"hits": {"none": 298, "hybrid": 275, "attacks": 300}}}
-    (folder / "numbers.json").write_text(json.dumps(own))
+    exports(tmp_path, "best_answer", own)
     assert cells(numbers(tmp_path))["best"] == "298 → 275 of 300"
     assert cells(numbers(tmp_path))["tried"] == "several"
     own["LeNet"]["tried"] = 9
-    (folder / "numbers.json").write_text(json.dumps(own))
+    exports(tmp_path, "best_answer", own)
     assert cells(numbers(tmp_path))["tried"] == "9"
 
 

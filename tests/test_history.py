@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from atsbook.findings.newest import newest
 from atsbook.findings.result import stored_result
 from atsbook.texts.history import FILE, history
-from atsbook.texts.newest import newest
 from atslib.errors import AtsError
 
 ROOT = Path(__file__).parents[1]

@@ -104,6 +104,26 @@ def test_files_that_are_new_gone_or_changed_are_named(tmp_path):
     assert "cost" not in faults[-2]
 
 
+def test_exported_numbers_may_differ_in_last_digits_of_another_processor(tmp_path):
+    folders = [tmp_path / name for name in ("old", "new")]
+
+    def differences(*values):
+        for folder, value in zip(folders, values, strict=True):
+            folder.mkdir(exist_ok=True)
+            (folder / "numbers.json").write_text(json.dumps({"found": [{"none": value}]}))
+        return folder_differences(*folders)
+
+    assert differences(0.123456789012, 0.123456912345) == []
+    assert differences(0.5, 0.5004) == [
+        "numbers.json, found: none: 0.5 is committed, 0.5004 is made now"
+    ]
+    assert differences(100, 101) == ["numbers.json, found: none: 100 is committed, 101 is made now"]
+    assert differences(0.5, None) == [
+        "numbers.json, found: none: 0.5 is committed, None is made now"
+    ]
+    assert differences(float("nan"), float("nan")) == []
+
+
 def page(path, *, source="show()", time="1"):
     """An executed notebook of one cell, with papermill's times."""
     outputs = [nbformat.v4.new_output("display_data", {"text/html": f"gain {time} dB"})]

@@ -14,6 +14,8 @@ from atslib.files import write_atomically
 
 # Beside the tables of a page: its verdict, its facts, and what it cost.
 FILE = "result.json"
+# What README and other pages say of a page, by name
+NUMBERS = "numbers.json"
 TABLE = ".csv.gz"  # ends the name of a table's file
 STATUSES = ("reproduced", "partly", "not reproduced", "cannot tell", "not measured")
 NO_POLICY = "none"

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from atsbook.findings.result import TABLE, Result
+from atsbook.findings.result import NUMBERS, TABLE, Result
 
 CLOSE = (
     1e-4  # relative difference of numbers up to which tables, written with six digits, are the same
@@ -61,6 +61,9 @@ def folder_differences(old: Path, new: Path) -> list[str]:
         elif name.endswith(TABLE):
             if fault := table_difference(old / name, new / name):
                 found.append(f"{name}: {fault}")
+        elif name == NUMBERS:
+            was, now = (json.loads((folder / name).read_text()) for folder in (old, new))
+            found += [f"{name}, {place}" for place in _numbers_apart(was, now)]
         elif name.endswith(".zip"):
             found += [f"{name}, {fault}" for fault in _zip_differences(old / name, new / name)]
         elif not name.endswith(".json"):
@@ -72,6 +75,21 @@ def folder_differences(old: Path, new: Path) -> list[str]:
             if not same_text(was, now):
                 found.append(f"{name}: {_quoted(was, now)}")
     return found
+
+
+def _numbers_apart(was: object, now: object, place: str = "") -> list[str]:
+    """Where two values of `NUMBERS` differ, numbers by more than `CLOSE`."""
+    if isinstance(was, dict) and isinstance(now, dict) and list(was) == list(now):
+        pairs = [(f"{place}{name}: ", was[name], now[name]) for name in was]
+    elif isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = [(place, *both) for both in zip(was, now, strict=True)]
+    elif isinstance(was, float) and isinstance(now, float):
+        close = math.isclose(was, now, rel_tol=CLOSE, abs_tol=1e-9)
+        same = close or (math.isnan(was) and math.isnan(now))
+        return [] if same else [f"{place}{was} is committed, {now} is made now"]
+    else:
+        return [] if was == now else [f"{place}{was!r} is committed, {now!r} is made now"]
+    return [each for at, one, other in pairs for each in _numbers_apart(one, other, at)]
 
 
 def _zip_differences(old: Path, new: Path) -> list[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from atsbook.findings.newest import newest
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY, Verdict, stored_result
 from atsbook.texts.first_screen import Numbers, numbers, percent, printed_score
-from atsbook.texts.newest import newest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +87,11 @@ def measured(claim: Claim, results: Path) -> tuple[Verdict, dict] | None:
 
 
 def _first(known: Numbers) -> tuple[str, str] | None:
-    lenet = known.untrained.get("lenet")
-    if not (lenet and known.accuracy):
+    lenet = known.found.get("untrained LeNet")
+    if not (lenet and known.learned):
         return None
     word = "Hardly" if lenet[0] - lenet[1] < FEW else "In part"
-    lost = "{:.1f} → {:.1f} %".format(*known.accuracy)
+    lost = f"{known.learned[0].none:.1f} → {known.learned[0].hybrid:.1f} %"
     words = f"{word}: {_pair(lenet)} picked out of 100 on an untrained LeNet; accuracy {lost}"
     return "", words
 
@@ -105,7 +105,7 @@ def _second(known: Numbers) -> tuple[str, str] | None:
 
 
 def _third(known: Numbers) -> tuple[str, str] | None:
-    if not (lenet := known.fashion.get("lenet")):
+    if not (lenet := known.fashion.get("LeNet")):
         return None
     return "", f"In part: {_pair(lenet)} picked out of 100 on an untrained LeNet"
 

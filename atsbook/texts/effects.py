@@ -14,10 +14,10 @@ import pandas as pd
 
 from atsbook.findings import switches
 from atsbook.findings.compare import interval
+from atsbook.findings.newest import stored
 from atsbook.findings.reported import DEFENSES
 from atsbook.findings.result import NO_POLICY, TABLE
 from atsbook.findings.statistics import paired
-from atsbook.texts.newest import stored
 from atslib.errors import AtsError, choose
 from atslib.files import write_atomically
 

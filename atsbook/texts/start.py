@@ -7,7 +7,7 @@ import jinja2
 
 from atsbook.texts.first_screen import (
     MISSING,
-    NAMES,
+    WIDE,
     Numbers,
     numbers,
     printed_ends,
@@ -64,18 +64,18 @@ def cells(known: Numbers) -> dict[str, str]:
     decibels = accuracy = score = MISSING
     if known.as_published:
         decibels = "{:.1f} → {:.1f} dB (n = {})".format(*known.as_published)
-    if known.paper_accuracy:
-        accuracy = "{:.1f} → {:.1f} %".format(*known.paper_accuracy[:2])
+    if wide := known.wide:
+        accuracy = f"{wide.none:.1f} → {wide.hybrid:.1f} %"
     if "psnr" in known.score:
         score = "{:.2f} [{:.2f}, {:.2f}]".format(*known.score["psnr"]).replace("-", "−")
     return {
-        "untrained_lenet": shares(known.untrained.get("lenet")),
+        "untrained_lenet": shares(known.found.get("untrained LeNet")),
         "best": "{} → {} of {}".format(*known.best) if known.best else MISSING,
         "tried": tried(known),
         "summed": shares(known.summed),
-        "untrained_wide": shares(known.on_papers("untrained")),
-        "trained_wide": shares(known.on_papers("trained")),
-        "trained_lenet": shares(known.trained.get("lenet")),
+        "untrained_wide": shares(known.found.get(f"untrained {WIDE}")),
+        "trained_wide": shares(known.found.get(f"trained {WIDE}")),
+        "trained_lenet": shares(known.found.get("trained LeNet")),
         "gradients": shares(known.gradients),
         "compared_on": known.gradients[2] if known.gradients else "LeNet",
         "psnr": decibels,
@@ -89,30 +89,22 @@ def tried(known: Numbers) -> str:
     return "several" if known.tried is None else f"{known.tried}"
 
 
-def costs(known: Numbers) -> list[float]:
-    """Points of accuracy that the policy costs, in each comparison that was made, the least first."""
-    pairs = (known.accuracy, known.longer, known.paper_accuracy)
-    return sorted(pair[0] - pair[1] for pair in pairs if pair)
-
-
 def what_it_costs(known: Numbers) -> str:
     """The accuracy without a policy and with the paper's, and that after longer trainings, in words."""
-    model, epochs = known.learned
-    words = "{:.1f} → {:.1f} %".format(*known.accuracy) + f" on a {model} after {epochs} epochs"
-    if known.longer:
-        words += ", {:.1f} → {:.1f} % after {}".format(*known.longer)
-    if known.paper_accuracy:
-        wide = "{:.1f} → {:.1f} % on a {} after {:.0f}"
-        bare, hidden, epochs = known.paper_accuracy
-        words += ", " + wide.format(bare, hidden, NAMES["resnet20-4"], epochs)
-    return words
+    words, before = [], None
+    for each in known.learned:
+        where = f" on a {each.network}" if each.network != before else ""
+        after = f" after {each.epochs}{'' if words else ' epochs'}"
+        words.append(f"{each.none:.1f} → {each.hybrid:.1f} %{where}{after}")
+        before = each.network
+    return ", ".join(words)
 
 
 def answer(known: Numbers) -> dict[str, str] | None:
     """The numbers of README's answer; None until all of them are there."""
-    lenet = known.untrained.get("lenet")
-    lost = costs(known)
-    if not (lenet and known.best and known.on_papers("untrained") and lost):
+    needed = {"untrained LeNet", f"untrained {WIDE}"}
+    lost = sorted(each.cost for each in known.learned)
+    if not (needed <= set(known.found) and known.best and lost):
         return None
     best_bare, best_hidden, attacks = known.best
     before, after = printed_ends("ats", "Table 1a", "val_accuracy_pct")
@@ -129,13 +121,13 @@ def answer(known: Numbers) -> dict[str, str] | None:
 
 def _hinders(known: Numbers) -> bool:
     """Whether fewer are found behind the policy where attacks were not chosen for it."""
-    pairs = (known.on_papers("untrained"), known.untrained.get("lenet"))
+    pairs = [known.found.get(f"untrained {network}") for network in (WIDE, "LeNet")]
     return all(pairs) and all(hidden < bare for bare, hidden in pairs)
 
 
 def _again(known: Numbers) -> bool:
     """Whether a trained LeNet gives away as much as an untrained one, within two of a hundred."""
-    both = (known.untrained.get("lenet"), known.trained.get("lenet"))
+    both = [known.found.get(f"{state} LeNet") for state in ("untrained", "trained")]
     return all(both) and abs(both[0][0] - both[1][0]) <= 0.02
 
 

@@ -1,9 +1,10 @@
-"""Which of a page's stored results the texts are about."""
+"""Which of a page's stored results texts and other pages are about."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from atsbook.findings.result import FILE, stored_result
+from atsbook.findings.result import FILE, NUMBERS, stored_result
 from atslib.data.load import is_drawn
 
 
@@ -22,3 +23,11 @@ def stored(page: str, results: Path) -> Iterator[tuple[Path, dict]]:
 def newest(page: str, results: Path) -> tuple[Path, dict] | None:
     """The first of `stored`; None if there is none."""
     return next(stored(page, results), None)
+
+
+def exported(page: str, results: Path) -> dict:
+    """What the first of `stored` that exports numbers exports, by name; empty where there is none."""
+    for folder, _ in stored(page, results):
+        if (folder / NUMBERS).exists():
+            return json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+    return {}
