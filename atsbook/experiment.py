@@ -344,7 +344,7 @@ def outcomes_of(attack: AttackRequest, images: Tensor) -> dict[str, Tensor]:
 
 
 def outcomes_of_all(
-    units: Sequence[AttackRequest], images: Sequence[Tensor]
+    requests: Sequence[AttackRequest], images: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
     """`outcomes_of` of several attacks, each with its images.
 
@@ -352,7 +352,7 @@ def outcomes_of_all(
     attacks on the same photographs behind one policy are compared with it together.
     """
     together: dict[tuple, list[int]] = {}
-    for number, (attack, own) in enumerate(zip(units, images, strict=True)):
+    for number, (attack, own) in enumerate(zip(requests, images, strict=True)):
         photographs = (attack.model.dataset, attack.first, len(own), attack.crop_flip)
         together.setdefault((*photographs, policy_searched(attack)), []).append(number)
     found: dict[int, dict[str, Tensor]] = {}
@@ -368,7 +368,7 @@ def outcomes_of_all(
             crop_flip=crop_flip,
         )
         for number, (own_alike,) in zip(numbers, alike, strict=True):
-            attack = units[number]
+            attack = requests[number]
             # All attacks on these photographs have one guess, which takes as long as the comparison
             guess = guessed(name, policy, first, first + count, attack.seed, crop_flip, most=MOST)
             found[number] = outcomes_of_photographs(

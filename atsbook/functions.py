@@ -182,7 +182,7 @@ class NotebookNetwork(ModelRequest):
     build: NotebookFunction
 
     def untrained(self) -> nn.Module:
-        """The network with weights from the unit's seed, in eval mode, a `Normalize` layer in
+        """The network with weights from the request's seed, in eval mode, a `Normalize` layer in
         front.
 
         Raises:

@@ -95,23 +95,23 @@ class ModelRequest(Kept):
         return fitted(self, store, device, state)
 
 
-def network(unit: ModelRequest) -> nn.Module:
-    """The untrained network of a unit."""
-    return unit.untrained()
+def network(request: ModelRequest) -> nn.Module:
+    """The untrained network of a request."""
+    return request.untrained()
 
 
 def trained(
-    unit: ModelRequest, store: Store, device: torch.device
+    request: ModelRequest, store: Store, device: torch.device
 ) -> tuple[nn.Module, Artifact | None]:
-    """The unit's network on `device`, in eval mode if it is a trained one, with its result."""
-    if not unit.is_kept:
-        return network(unit).to(device), None
-    artifact = unit.make(store, device)
-    return loaded(unit, artifact).to(device), artifact
+    """The request's network on `device`, in eval mode if it is a trained one, with its result."""
+    if not request.is_kept:
+        return network(request).to(device), None
+    artifact = request.make(store, device)
+    return loaded(request, artifact).to(device), artifact
 
 
 def train(
-    unit: ModelRequest,
+    request: ModelRequest,
     store: Store,
     device: torch.device,
     *,
@@ -120,14 +120,14 @@ def train(
 ) -> Artifact:
     """`make`, watched on its way: the options are those of `fitted`."""
     return store.get(
-        unit.kind,
-        unit,
-        lambda state: fitted(unit, store, device, state, on_batch=on_batch, stages=stages),
-        label=unit.title,
+        request.kind,
+        request,
+        lambda state: fitted(request, store, device, state, on_batch=on_batch, stages=stages),
+        label=request.title,
     )
 
 
-def loaded(unit: ModelRequest, artifact: Artifact) -> nn.Module:
+def loaded(request: ModelRequest, artifact: Artifact) -> nn.Module:
     """The trained network of these weights, in eval mode."""
     weights = {
         name.removeprefix("model."): value
@@ -135,14 +135,14 @@ def loaded(unit: ModelRequest, artifact: Artifact) -> nn.Module:
         if name.startswith("model.")
     }
     if not weights:
-        return WeightsNotKept(unit.title)
-    model = network(unit)
+        return WeightsNotKept(request.title)
+    model = network(request)
     model.load_state_dict(weights)
     return model.eval()
 
 
 def fitted(
-    unit: ModelRequest,
+    request: ModelRequest,
     store: Store,
     device: torch.device,
     state: Path,
@@ -150,7 +150,7 @@ def fitted(
     on_batch: Callable[[], None] | None = None,
     stages: Sequence[int] = (),
 ) -> dict[str, Tensor]:
-    """Train the unit's network, from the saved `state` of an earlier call if there is one: its
+    """Train the request's network, from the saved `state` of an earlier call if there is one: its
     tensors. A large network ends rounded to 16 bits, in which it is kept.
 
     Args:
@@ -159,31 +159,33 @@ def fitted(
         stages: steps at which the network is kept on its way to the end. One that ends at a step
             leaves those of `STAGES` before it.
     """
-    model = network(unit).to(device)
-    on_the_way = STAGES if unit.step else stages
+    model = network(request).to(device)
+    on_the_way = STAGES if request.step else stages
     if on_batch:
         # A hook is before tests, too, whose batches are not those of the training.
         model.register_forward_pre_hook(lambda net, batch: on_batch() if net.training else None)
-    train = dataset(unit.dataset, "train").subset(unit.fraction, rng=rng(unit.seed, "subset"))
-    test = dataset(unit.dataset, "test")
+    train = dataset(request.dataset, "train").subset(
+        request.fraction, rng=rng(request.seed, "subset")
+    )
+    test = dataset(request.dataset, "test")
     few = test[:CURVE_IMAGES]
     try:
         done = fit(
             model,
             train,
-            unit.train,
-            rng=rng(unit.seed, "train", unit.train.policy),
+            request.train,
+            rng=rng(request.seed, "train", request.train.policy),
             test=few,
             checkpoint=state,
             on_saved=store.check_time,
-            on_step=lambda step: _pass(step, unit, model, store, on_the_way),
+            on_step=lambda step: _pass(step, request, model, store, on_the_way),
             progress=store.progress,
         )
     except _Reached:
-        return _weights(model) | _facts(unit, model)
-    if unit.step:
+        return _weights(model) | _facts(request, model)
+    if request.step:
         raise AtsError(
-            f"ModelRequest.step={unit.step}: the training of {unit.title} ends before that step"
+            f"ModelRequest.step={request.step}: the training of {request.title} ends before that step"
         )
     columns = [
         [e["loss"], e["lr"], e["seconds"], e.get("accuracy", math.nan)] for e in done.history
@@ -211,29 +213,29 @@ class _Reached(Exception):
 
 
 def _pass(
-    step: int, unit: ModelRequest, model: nn.Module, store: Store, stages: Sequence[int]
+    step: int, request: ModelRequest, model: nn.Module, store: Store, stages: Sequence[int]
 ) -> None:
-    """After a step of the unit's training: keep the network at one of `stages`, end the training at
-    the unit's own.
+    """After a step of the request's training: keep the network at one of `stages`, end the training at
+    the request's own.
 
     Raises:
-        _Reached: it is at the unit's own step.
+        _Reached: it is at the request's own step.
     """
-    if step == unit.step:
+    if step == request.step:
         raise _Reached
-    reached = dataclasses.replace(unit, step=step)
+    reached = dataclasses.replace(request, step=step)
     if step in stages and not store.has("model", reached):
         store.get(
             "model",
             reached,
-            lambda state: _weights(model) | _facts(unit, model),
+            lambda state: _weights(model) | _facts(request, model),
             label=reached.title,
         )
         model.train()
 
 
-def _facts(unit: ModelRequest, model: nn.Module) -> dict[str, Tensor]:
-    return {"accuracy": torch.tensor(evaluate(model, dataset(unit.dataset, "test")))}
+def _facts(request: ModelRequest, model: nn.Module) -> dict[str, Tensor]:
+    return {"accuracy": torch.tensor(evaluate(model, dataset(request.dataset, "test")))}
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from atsbook.findings.result import (
 from atsbook.findings.rules import told
 from atsbook.findings.statistics import Change
 from atsbook.runs.shown import write_changed
-from atsbook.runs.study import Request, Study
+from atsbook.runs.study import Handle, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
 
@@ -167,7 +167,7 @@ def rule_dates(page: str) -> str:
 
 
 def made(
-    study: Study, requests: dict[object, Request], result: Result, what: str = "attacks"
+    study: Study, requests: dict[object, Handle], result: Result, what: str = "attacks"
 ) -> str:
     """One sentence (Markdown): with what, where and when these results were made, and which tables
     came of them.

@@ -180,16 +180,16 @@ def main() -> None:
 
     store = Store(chosen.folder / "store")
     longest = 0.0  # of what was computed here
-    for unit in paper_cell(chosen.small):
-        if store.has(unit.kind, unit):
+    for request in paper_cell(chosen.small):
+        if store.has(request.kind, request):
             continue
         if left() < max(60, longest) and not chosen.small:
-            to_do.append(unit.title)
+            to_do.append(request.title)
             continue
         since = time.monotonic()
-        unit.make(store, device)
+        request.make(store, device)
         longest = max(longest, time.monotonic() - since)
-        print(unit.title, f"{left():.0f} s left", flush=True)
+        print(request.title, f"{left():.0f} s left", flush=True)
     print("all done" if not to_do else f"still to do: {'; '.join(to_do)}")
 
 

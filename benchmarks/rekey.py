@@ -16,14 +16,14 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from atsbook.runs.archive import UNITS, Archive, key_of, unit_of
+from atsbook.runs.archive import REQUESTS, Archive, key_of, request_of
 from atsbook.runs.packing import Row
 from atslib.checkpoints import plain
 from atslib.files import project_root
 
 
 def configurations() -> list[type]:
-    """The dataclasses of which descriptions are made: those of the units, and what their fields hold."""
+    """The dataclasses of which descriptions are made: those of the requests, and what their fields hold."""
     found: dict[type, None] = {}
 
     def add(hint: object) -> None:
@@ -34,8 +34,8 @@ def configurations() -> list[type]:
             for each in typing.get_type_hints(hint).values():
                 add(each)
 
-    for unit in UNITS.values():
-        add(unit)
+    for request in REQUESTS.values():
+        add(request)
     return list(found)
 
 
@@ -104,9 +104,11 @@ def main() -> None:
     for page, rows in before.items():
         keys |= dict(zip(rows, (row.key for row in tables[page]), strict=True))
     assert len(set(keys.values())) == len(keys), "two results would have one key"
-    units = [unit_of(row.facts) for rows in tables.values() for row in rows]
+    requests = [request_of(row.facts) for rows in tables.values() for row in rows]
     print(f"{sum(old != new for old, new in keys.items())} of {len(keys)} keys change")
-    print(f"{sum(unit is not None for unit in units)} of all are of units that can be made again")
+    print(
+        f"{sum(request is not None for request in requests)} of all are of requests that can be made again"
+    )
     for (kind, *added), count in sorted(seen.items()):
         print(f"{count} x {kind}: {', '.join(added)}")
     weights = {}

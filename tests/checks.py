@@ -71,29 +71,29 @@ def refused(*parts):
     assert "\n" not in said, said
 
 
-def model_unit(sizes, policy="", **changes):
+def model_request(sizes, policy="", **changes):
     """A network of these sizes, trained with `policy`; `changes` replace fields."""
-    unit = ModelRequest(
+    request = ModelRequest(
         dataset=sizes.dataset,
         model=sizes.model,
         fraction=sizes.fraction,
         train=TrainConfig(policy=policy, epochs=sizes.epochs),
         seed=sizes.seed,
     )
-    return dataclasses.replace(unit, **changes)
+    return dataclasses.replace(request, **changes)
 
 
-def attack_unit(sizes, policy="", **changes):
+def attack_request(sizes, policy="", **changes):
     """An attack of these sizes on images transformed by `policy`, against the network of their
     regime; `changes` replace fields.
     """
     attack = ATTACKS[sizes.attack]
     if isinstance(attack, GradientMatching):
         attack = dataclasses.replace(attack, steps=sizes.steps)
-    model = model_unit(sizes, policy)
+    model = model_request(sizes, policy)
     if sizes.regime != "trained":
-        model = model_unit(sizes, train=None, fraction=1.0)
-    unit = AttackRequest(
+        model = model_request(sizes, train=None, fraction=1.0)
+    request = AttackRequest(
         model=model,
         policy=policy,
         attack=attack,
@@ -103,15 +103,15 @@ def attack_unit(sizes, policy="", **changes):
         frames=0,
         seed=sizes.seed,
     )
-    return dataclasses.replace(unit, **changes)
+    return dataclasses.replace(request, **changes)
 
 
 def semi_trained(sizes):
     """The network that privacy scores are computed on."""
-    return model_unit(sizes, fraction=sizes.semi_fraction)
+    return model_request(sizes, fraction=sizes.semi_fraction)
 
 
-def search_unit(sizes):
+def search_request(sizes):
     """A small search of candidates as the authors draw them."""
     config = SearchConfig(
         candidates=sizes.candidates,

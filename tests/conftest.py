@@ -125,7 +125,7 @@ def scored_and_attacked(kept):
     }
     scores = {name: study.scores(network, policies, images=2) for name, network in networks.items()}
     for request in (*runs.values(), *scores.values()):
-        request.unit.make(kept, cpu)  # in this process, which is faster for so few
+        request.request.make(kept, cpu)  # in this process, which is faster for so few
     table = study.table(runs, ["policy"])
     artifacts = {policy: study[run] for policy, run in runs.items()}
     table["floor_noise"] = np.concatenate([noise_floor(a["target"], 0) for a in artifacts.values()])
@@ -147,7 +147,7 @@ def drawn_figures(tmp_path_factory):
     policies = study.scores(semi, list(presets), images=3)
     singles = study.scores(semi, list(map(str, transformations.FUNCTIONS)), images=3)
     for request in (policies, singles):
-        request.unit.make(kept, cpu)  # in this process, which is faster for so few
+        request.request.make(kept, cpu)  # in this process, which is faster for so few
     table, artifacts = scored_and_attacked(kept)
     rows = study.table({"fixed": singles}, ["variant"])
     scores = transformations.wide(transformations.by_function(rows), "fixed")
@@ -210,7 +210,7 @@ def pytest_collection():
 BOOK = {
     f"test_{name}.py"
     for name in (
-        "advice", "answers", "archive", "attack_graph", "audit", "audited", "batch_units", "bench", "claims", "coverage",
+        "advice", "answers", "archive", "attack_graph", "audit", "audited", "batch_requests", "bench", "claims", "coverage",
         "defended", "details", "effects", "figures", "general_leakage", "history", "inverting", "leaking", "learned",
         "one_cell", "outcomes", "pages", "picked", "regimes", "rekey", "report", "rules", "score_pages", "shown",
         "svg", "sweep", "switches", "transformations", "widgets", "your_own",

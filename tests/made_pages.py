@@ -45,8 +45,8 @@ def write_page(root, name, policies=("", "3-1-7"), rule="The rule."):
 
 
 def asked_by(policies=("", "3-1-7")):
-    """The units that such a page asks for."""
+    """The requests that such a page asks for."""
     study = Study("smoke", store="unused")
     net = study.network("lenet")
     how = {"attack": "adam-cosine", "steps": 4, "images": 2}
-    return [study.attack(net, policy=policy, **how).unit for policy in policies]
+    return [study.attack(net, policy=policy, **how).request for policy in policies]

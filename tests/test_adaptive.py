@@ -30,7 +30,7 @@ from atsbook.runs.adaptive import (
     UNDONE,
     watching,
 )
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import policy_image
 from atsbook.store import Store
@@ -438,10 +438,10 @@ def asked(tmp_path_factory):
         patch.setenv("ATS_STORE", str(tmp_path_factory.mktemp("asked")))
         space = notebook("untouched_runs[", profile="laptop", dataset="shapes", images=40)
     tables = ("runs", "others", "withstand", "untouched_runs")
-    found = {name: {key: run.unit for key, run in space[name].items()} for name in tables}
+    found = {name: {key: run.request for key, run in space[name].items()} for name in tables}
     drawn = found["runs"]
-    found["first"] = {key[:2]: unit for key, unit in drawn.items() if key[2] == 0}
-    found["again"] = {key[:2]: unit for key, unit in drawn.items() if key[2] == 1}
+    found["first"] = {key[:2]: request for key, request in drawn.items() if key[2] == 0}
+    found["again"] = {key[:2]: request for key, request in drawn.items() if key[2] == 1}
     return found
 
 
@@ -450,35 +450,37 @@ ROUNDS = (2, 4, 8)
 
 
 def test_all_attackers_meet_the_same_images_crops_and_starts(asked):
-    units = asked["first"]
+    requests = asked["first"]
     every = {"none", *POLICIES[1:], FOUND}
     without = {PUBLISHED: set(), STRONGEST: set()}
-    assert {policy for attacker, policy in units if attacker == LEARNED} == {
+    assert {policy for attacker, policy in requests if attacker == LEARNED} == {
         "none",
         *SEARCHED,
         HYBRID,
         FOUND,
     }
-    assert {policy for attacker, policy in units if attacker == PATIENT} == {*SEARCHED, HYBRID}
+    assert {policy for attacker, policy in requests if attacker == PATIENT} == {*SEARCHED, HYBRID}
     for name in (name for name in SINGLE if name not in (LEARNED, PATIENT)):
-        assert {policy for attacker, policy in units if attacker == name} == every - without.get(
+        assert {policy for attacker, policy in requests if attacker == name} == every - without.get(
             name, {"none"}
         )
     watched = set()
     for policy in KNOWN:
         own = {watching(POLICY, n) for n in ROUNDS} | {watching(DRAWS, n) for n in ROUNDS[1:]}
-        assert {name for name, other in units if other == policy and "rounds" in name} == own
+        assert {name for name, other in requests if other == policy and "rounds" in name} == own
         watched |= own
-    assert {name for name, _ in units} == {*SINGLE, LABEL, *watched}
-    for (attacker, policy), unit in units.items():
-        bare, several = units[STRONGEST, policy], attacker in watched
-        matching = unit.attack if isinstance(unit.attack, GradientMatching) else unit.attack.inner
+    assert {name for name, _ in requests} == {*SINGLE, LABEL, *watched}
+    for (attacker, policy), request in requests.items():
+        bare, several = requests[STRONGEST, policy], attacker in watched
+        matching = (
+            request.attack if isinstance(request.attack, GradientMatching) else request.attack.inner
+        )
         assert (matching == bare.attack) == (attacker != PUBLISHED)
         same = {
             name: getattr(bare, name) for name in ("attack", "threat", "frames", "last", "rounds")
         }
-        assert dataclasses.replace(unit, **same) == bare
-        assert (unit.last, unit.rounds) == (40, int(attacker.split()[-2]) if several else 1)
+        assert dataclasses.replace(request, **same) == bare
+        assert (request.last, request.rounds) == (40, int(attacker.split()[-2]) if several else 1)
         knows = (
             "draws"
             if DRAWS in attacker
@@ -486,39 +488,40 @@ def test_all_attackers_meet_the_same_images_crops_and_starts(asked):
             if attacker in (PUBLISHED, STRONGEST)
             else "policy"
         )
-        assert unit.threat.defense == (
+        assert request.threat.defense == (
             knows if policy != "none" or attacker == LEARNED else "unknown"
         )
-        assert unit.threat.labels == ("inferred" if attacker == LABEL else "known")
+        assert request.threat.labels == ("inferred" if attacker == LABEL else "known")
 
 
 def test_the_policies_of_least_gain_are_attacked_on_other_images_than_chose_them(asked):
-    units = asked["withstand"]
-    least = {policy for _, policy in units}
+    requests = asked["withstand"]
+    least = {policy for _, policy in requests}
     assert len({tuple(sorted(policy.split("-"))) for policy in least}) == len(least) == 9
     # extension 10 looks at images from 100 on
-    assert max(unit.last for unit in units.values()) <= 100
-    for (attacker, _), unit in units.items():
-        same = {name: getattr(unit, name) for name in ("policy", "last", "frames")}
-        assert dataclasses.replace(asked["first"][attacker, HYBRID], **same) == unit
+    assert max(request.last for request in requests.values()) <= 100
+    for (attacker, _), request in requests.items():
+        same = {name: getattr(request, name) for name in ("policy", "last", "frames")}
+        assert dataclasses.replace(asked["first"][attacker, HYBRID], **same) == request
 
 
 def test_all_is_drawn_anew_for_the_same_images_and_network(asked):
     first, again = asked["first"], asked["again"]
     assert set(again) == {(attacker, policy) for attacker, policy in first if attacker != PATIENT}
     assert all(
-        dataclasses.replace(unit, seed=first[key].seed) == first[key] for key, unit in again.items()
+        dataclasses.replace(request, seed=first[key].seed) == first[key]
+        for key, request in again.items()
     )
-    assert {unit.seed for unit in again.values()} == {1}
+    assert {request.seed for request in again.values()} == {1}
 
 
 def test_without_crop_and_flip_all_else_is_the_same(asked):
-    every = {("lenet, untrained", *key): unit for key, unit in asked["runs"].items()}
-    every |= {(*key, 0): unit for key, unit in asked["others"].items()}
+    every = {("lenet, untrained", *key): request for key, request in asked["runs"].items()}
+    every |= {(*key, 0): request for key, request in asked["others"].items()}
     assert len(asked["untouched_runs"]) == 3 * (2 + 2)
-    for (place, attacker, draw), unit in asked["untouched_runs"].items():
+    for (place, attacker, draw), request in asked["untouched_runs"].items():
         cropped = every[place, attacker, "none", draw]
-        assert dataclasses.replace(unit, crop_flip=True) == cropped
+        assert dataclasses.replace(request, crop_flip=True) == cropped
 
 
 @pytest.fixture(scope="module")
@@ -529,11 +532,11 @@ def toy(kept):
         return notebook("withstanding(least_attacks)", profile="smoke")
 
 
-def test_a_unit_of_several_rounds_draws_anew_for_the_same_images(toy, kept):
-    unit = toy["runs"][watching(DRAWS, 2), HYBRID, 0].unit
-    model = trained(unit.model, kept, torch.device("cpu"))[0]
-    clients = unit.clients()
-    seen = observed(unit, model, clients, torch.device("cpu"))
+def test_a_request_of_several_rounds_draws_anew_for_the_same_images(toy, kept):
+    request = toy["runs"][watching(DRAWS, 2), HYBRID, 0].request
+    model = trained(request.model, kept, torch.device("cpu"))[0]
+    clients = request.clients()
+    seen = observed(request, model, clients, torch.device("cpu"))
     assert len(seen.updates) == len(seen.knows.draws) == 2
     assert not torch.equal(seen.knows.draws[0][1], seen.knows.draws[1][1])
     for update, (member, signs) in zip(seen.updates, seen.knows.draws, strict=True):
@@ -671,23 +674,26 @@ def test_a_network_that_tells_nothing_is_said_to(rule):
 
 
 def test_other_networks_are_attacked_as_the_first(asked):
-    units = asked["others"]
-    assert {place for place, _, _ in units} == {"convnet-16, untrained", "resnet20-1, semi-trained"}
+    requests = asked["others"]
+    assert {place for place, _, _ in requests} == {
+        "convnet-16, untrained",
+        "resnet20-1, semi-trained",
+    }
     one_round = {PUBLISHED, STRONGEST, MEAN, UNDONE, POLICY, DRAWS}
     several = {watching(POLICY, n): n for n in (2, 4, 8)} | {watching(DRAWS, n): n for n in (4, 8)}
     blindly = {PUBLISHED, STRONGEST}
-    for (place, attacker, policy), unit in units.items():
-        bare = units[place, STRONGEST, policy]
-        assert (unit.policy or "none") == policy
+    for (place, attacker, policy), request in requests.items():
+        bare = requests[place, STRONGEST, policy]
+        assert (request.policy or "none") == policy
         knows = "draws" if DRAWS in attacker else "policy"
         blind = attacker in blindly or (policy == "none" and attacker != LEARNED)
-        assert (unit.threat.defense, unit.rounds) == (
+        assert (request.threat.defense, request.rounds) == (
             "unknown" if blind else knows,
             several.get(attacker, 1),
         )
         same = {name: getattr(bare, name) for name in ("attack", "threat", "frames", "rounds")}
-        assert dataclasses.replace(unit, **same) == bare
-        asked = {a for p, a, other in units if (p, other) == (place, policy)}
+        assert dataclasses.replace(request, **same) == bare
+        asked = {a for p, a, other in requests if (p, other) == (place, policy)}
         patient = (
             {PATIENT} if place.startswith("convnet") and policy in (*SEARCHED, HYBRID) else set()
         )
@@ -735,11 +741,11 @@ def test_a_toy_run_is_the_same_from_the_archive(toy, kept, tmp_path, monkeypatch
         rounds = toy["by_rounds"](attacks)
         assert list(rounds["rounds"]) == ["1", "2", "1, told", "2, told"]
         assert set(rounds["policy"]) == {HYBRID}
-    archive, again = Archive(tmp_path / "units"), Store(tmp_path / "again")
+    archive, again = Archive(tmp_path / "requests"), Store(tmp_path / "again")
     archive.write(kept, embedded=True)
     archive.restore(again)
     kinds = {
-        unit_of(line).kind
+        request_of(line).kind
         for line in archive.entries().values()
         if line["kind"].startswith("attack-")
     }

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import torch
 from checks import TINY as TWO_IMAGES
-from checks import attack_unit, model_unit, refused, search_unit
+from checks import attack_request, model_request, refused, search_request
 from made_pages import asked_by
 from safetensors.torch import load_file
 
 from atsbook.networks import trained
 from atsbook.runs import archive as module
 from atsbook.runs import packing
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.evidence import WithEvidence
 from atsbook.runs.scoring import ScoreRequest
 from atsbook.runs.tables import image_rows
@@ -30,16 +30,16 @@ from atslib.errors import AtsError, NotKept
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = dataclasses.replace(TWO_IMAGES, images=18)
-ATTACK = attack_unit(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
-SCORES = ScoreRequest(model=model_unit(TINY), policies=("", "28"), images=3, points=3)
+ATTACK = attack_request(TINY, "3-1-7+43-18-18", defense="gaussian:0.01", first=1, frames=3)
+SCORES = ScoreRequest(model=model_request(TINY), policies=("", "28"), images=3, points=3)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """A store with one network, attack, table of scores and search."""
     store = Store(tmp_path_factory.mktemp("kept"))
-    for unit in (ATTACK, SCORES, search_unit(TINY)):
-        unit.make(store, CPU)
+    for request in (ATTACK, SCORES, search_request(TINY)):
+        request.make(store, CPU)
     return store
 
 
@@ -66,8 +66,8 @@ def restored(archive, tmp_path):
     return store
 
 
-def key(store, unit):
-    return store.path(unit.kind, unit).stem
+def key(store, request):
+    return store.path(request.kind, request).stem
 
 
 def test_numbers_of_an_attack_come_back_exactly_and_pictures_in_8_bits(kept, archive):
@@ -128,10 +128,10 @@ def test_the_weights_of_networks_are_in_a_file_for_each_data_set_and_model(kept,
     (file,) = (archive.root / "networks").iterdir()
     assert file.name == "shapes-lenet.safetensors"
     expected = {}
-    for unit in (ATTACK.model, SCORES.model):
-        whole = kept.get("model", unit, pytest.fail).tensors
+    for request in (ATTACK.model, SCORES.model):
+        whole = kept.get("model", request, pytest.fail).tensors
         weights = {name: value for name, value in whole.items() if name.startswith("model.")}
-        expected |= {f"{key(kept, unit)}.{name}": value for name, value in weights.items()}
+        expected |= {f"{key(kept, request)}.{name}": value for name, value in weights.items()}
     weights = load_file(file)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
@@ -230,13 +230,13 @@ def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archi
     store = restored(archive, tmp_path)
     assert store.verify() == []
     assert len(list(store.entries())) == len(list(kept.entries()))
-    for unit in (model_unit(TINY), SCORES, search_unit(TINY)):
-        here, there = (s.get(unit.kind, unit, pytest.fail) for s in (kept, store))
+    for request in (model_request(TINY), SCORES, search_request(TINY)):
+        here, there = (s.get(request.kind, request, pytest.fail) for s in (kept, store))
         assert here.tensors.keys() == there.tensors.keys()
         assert all(torch.equal(here[name], there[name]) for name in here.tensors)
         for fact in ("seconds", "device", "made", "torch", "config"):
             assert there.facts[fact] == here.facts[fact]
-    mine, theirs = (trained(model_unit(TINY), s, CPU)[0].state_dict() for s in (kept, store))
+    mine, theirs = (trained(model_request(TINY), s, CPU)[0].state_dict() for s in (kept, store))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     assert archive.restore(store) == 0
 
@@ -251,13 +251,13 @@ def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archi
 )
 def test_the_curves_behind_scores_are_kept_where_a_page_shows_them(tmp_path, page, variant, left):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
-    unit = dataclasses.replace(SCORES, variant=variant)
-    unit.make(store, CPU)
-    own = key(store, unit)
+    request = dataclasses.replace(SCORES, variant=variant)
+    request.make(store, CPU)
+    own = key(store, request)
     archive.write(store, embedded=True, pages={own: [page]})
     assert archive.entries()[own]["left_out"] == left
     assert torch.equal(
-        archive.read(own)["scores"], store.get("privacy", unit, pytest.fail)["scores"]
+        archive.read(own)["scores"], store.get("privacy", request, pytest.fail)["scores"]
     )
 
 
@@ -268,10 +268,10 @@ def test_what_was_restored_is_not_archived_again(archive, tmp_path):
 def test_a_page_has_the_same_tables_from_the_archive(tmp_path):
     store = Store(tmp_path / "whole")
     archive = Archive(tmp_path / "results")
-    whole = [image_rows(unit.make(store, CPU), unit) for unit in asked_by()]
+    whole = [image_rows(request.make(store, CPU), request) for request in asked_by()]
     archive.write(store, embedded=True)
     there = restored(archive, tmp_path)
-    again = [image_rows(unit.make(there, CPU), unit) for unit in asked_by()]
+    again = [image_rows(request.make(there, CPU), request) for request in asked_by()]
     assert [table.to_csv(float_format="%.6g") for table in again] == [
         table.to_csv(float_format="%.6g") for table in whole
     ]
@@ -280,12 +280,12 @@ def test_a_page_has_the_same_tables_from_the_archive(tmp_path):
 def test_a_network_that_a_page_hands_out_keeps_its_weights(tmp_path):
     """As one that is trained in seconds and larger than a few pictures does not otherwise."""
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
-    unit = model_unit(TINY)
+    request = model_request(TINY)
     weights = {"model.weight": torch.ones(100_000), "accuracy": torch.tensor(1.0)}
-    store.get("model", unit, lambda state: weights)
-    attack = dataclasses.replace(ATTACK, model=unit)
+    store.get("model", request, lambda state: weights)
+    attack = dataclasses.replace(ATTACK, model=request)
     store.get(attack.kind, attack, lambda state: {"psnr": torch.ones(2)})
-    own = key(store, unit)
+    own = key(store, request)
     archive.write(store, embedded=True, pages={own: ["ext6_defenses"]})
     assert archive.entries()[own]["left_out"] == ["model"]
     archive.write(store, embedded=True, pages={own: ["ext6_defenses", "explorer"]})
@@ -306,9 +306,9 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
     small, store = Archive(tmp_path / "small"), Store(tmp_path / "no weights")
     small.write(kept, embedded=True)
     small.restore(store)
-    model, artifact = trained(model_unit(TINY), store, CPU)
+    model, artifact = trained(model_request(TINY), store, CPU)
     assert artifact.facts["left_out"] == ["model"]
-    assert artifact["accuracy"] == trained(model_unit(TINY), kept, CPU)[1]["accuracy"]
+    assert artifact["accuracy"] == trained(model_request(TINY), kept, CPU)[1]["accuracy"]
     with pytest.raises(
         NotKept, match="the archive keeps no weights of lenet on shapes, policy none; "
     ):
@@ -322,7 +322,7 @@ def test_what_is_not_kept_says_so_when_it_is_asked_for(kept, archive, tmp_path, 
 
 
 def test_a_network_that_nothing_uses_keeps_its_accuracy_and_no_weights(kept, archive, tmp_path):
-    alone = model_unit(TINY, "28")
+    alone = model_request(TINY, "28")
     store = Store(tmp_path / "alone")
     trained(alone, store, CPU)
     assert archive.write(store, embedded=True) == 1
@@ -337,11 +337,11 @@ def test_a_network_of_a_long_training_keeps_its_weights_before_anything_uses_it(
 ):
     monkeypatch.setattr(module, "COSTLY", 0)
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
-    unit = model_unit(TINY, "28")
+    request = model_request(TINY, "28")
     weights = {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)}
-    store.get("model", unit, lambda state: weights)
+    store.get("model", request, lambda state: weights)
     archive.write(store, embedded=True)
-    own = key(store, unit)
+    own = key(store, request)
     assert archive.entries()[own]["left_out"] == []
     assert torch.equal(archive.read(own)["model.weight"], weights["model.weight"])
 
@@ -349,15 +349,15 @@ def test_a_network_of_a_long_training_keeps_its_weights_before_anything_uses_it(
 @pytest.mark.parametrize(("step", "left"), [(3_000, ["model"]), (0, [])])
 def test_a_network_on_its_way_keeps_no_weights(tmp_path, step, left):
     store, archive = Store(tmp_path / "store"), Archive(tmp_path / "results")
-    unit = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
+    request = dataclasses.replace(ATTACK, model=dataclasses.replace(ATTACK.model, step=step))
     store.get(
         "model",
-        unit.model,
+        request.model,
         lambda state: {"model.weight": torch.ones(3), "accuracy": torch.tensor(1.0)},
     )
-    store.get("attack", unit, lambda state: {"cost": torch.ones(2)})
+    store.get("attack", request, lambda state: {"cost": torch.ones(2)})
     archive.write(store, embedded=True)
-    assert archive.entries()[key(store, unit.model)]["left_out"] == left
+    assert archive.entries()[key(store, request.model)]["left_out"] == left
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_large_network_soon_made_again_keeps_no_weights_and_its_attacks_keep_p
 def test_weights_that_an_older_archive_has_for_nothing_are_shed(
     kept, archive, tmp_path, monkeypatch
 ):
-    alone = model_unit(TINY, "28")
+    alone = model_request(TINY, "28")
     store = Store(tmp_path / "alone")
     trained(alone, store, CPU)
     with monkeypatch.context() as older:
@@ -406,26 +406,26 @@ def test_weights_that_an_older_archive_has_for_nothing_are_shed(
     assert archive.read(key(kept, ATTACK.model)).facts["left_out"] == []
 
 
-def test_every_unit_is_made_again_from_its_line(kept, archive):
-    made = {unit_of(line) for line in archive.entries().values()} - {None}
+def test_every_request_is_made_again_from_its_line(kept, archive):
+    made = {request_of(line) for line in archive.entries().values()} - {None}
     assert made == {
         ATTACK,
         ATTACK.model,
         SCORES,
         SCORES.model,
-        search_unit(TINY),
-        search_unit(TINY).model,
+        search_request(TINY),
+        search_request(TINY).model,
     }
 
 
 @pytest.mark.parametrize(
     "change", [{"steps": 3}, {"kind": "score"}, {"config": {"new": 1}}, {"version": 2}]
 )
-def test_a_line_that_this_version_does_not_know_makes_no_unit(kept, archive, change):
+def test_a_line_that_this_version_does_not_know_makes_no_request(kept, archive, change):
     line = archive.entries()[key(kept, SCORES)]
     changed = line | ({"config": line["config"] | change} if "steps" in change else change)
-    assert unit_of(line) == SCORES
-    assert unit_of(changed) is None or change == {"version": 2}
+    assert request_of(line) == SCORES
+    assert request_of(changed) is None or change == {"version": 2}
 
 
 def test_a_damaged_a_missing_and_a_strange_file_are_named(kept, archive, tmp_path):
@@ -500,8 +500,8 @@ def test_a_store_with_evidence_reads_there_what_it_lacks(kept, archive, tmp_path
     assert list(store.entries()) == []
     view = ATTACK.make(store, CPU)
     assert torch.equal(view["psnr"], ATTACK.make(kept, CPU)["psnr"])
-    search = store.get("search", search_unit(TINY), pytest.fail)
-    assert search.facts == archive.read(key(kept, search_unit(TINY))).facts
+    search = store.get("search", search_request(TINY), pytest.fail)
+    assert search.facts == archive.read(key(kept, search_request(TINY))).facts
     assert list(store.entries()) == []  # nothing is copied by reading
     store.get("other", {"new": 1}, lambda state: {"cost": torch.ones(2)})
     assert [path.parent.name for path, _ in store.entries()] == ["other"]
@@ -551,36 +551,38 @@ def test_an_empty_archive_is_no_error(store, tmp_path):
     )
 
 
-def test_two_units_never_share_a_file_of_state(tmp_path):
+def test_two_requests_never_share_a_file_of_state(tmp_path):
     """A resumable state lies beside its artifact, under the hash of all that decides it: no other
-    unit's.
+    request's.
     """
 
     def others(config, **changes):
         return [dataclasses.replace(config, **{field: value}) for field, value in changes.items()]
 
-    store, attack, model = Store(tmp_path), attack_unit(TINY), model_unit(TINY)
+    store, attack, model = Store(tmp_path), attack_request(TINY), model_request(TINY)
     trains = others(model.train, epochs=2, batch=64, lr=0.5, loss_factor=0.5, defense="prune:0.5")
     models = others(model, fraction=0.5, seed=1, model="convnet-4", dataset="cifar10")
     models += [
-        model_unit(TINY, "28"),
+        model_request(TINY, "28"),
         *(dataclasses.replace(model, train=train) for train in trains),
     ]
-    units = [
+    requests = [
         model,
         attack,
         *models,
         *(dataclasses.replace(attack, model=other) for other in models),
     ]
-    units += others(attack, policy="28", first=1, last=9, crop_flip=False, seed=1, frames=2)
+    requests += others(attack, policy="28", first=1, last=9, crop_flip=False, seed=1, frames=2)
     attacks = others(attack.attack, steps=3, lr=0.2, tv=0.1, restarts=2, start="uniform")
-    units += [dataclasses.replace(attack, attack=other) for other in attacks]
+    requests += [dataclasses.replace(attack, attack=other) for other in attacks]
     states, seen = [], set()
-    for unit in units:
-        store.get(unit.kind, unit, lambda state: states.append(state) or {"x": torch.ones(1)})
+    for request in requests:
+        store.get(request.kind, request, lambda state: states.append(state) or {"x": torch.ones(1)})
         seen.add(
             json.dumps(
-                json.loads(store.path(unit.kind, unit).with_suffix(".json").read_text())["config"]
+                json.loads(store.path(request.kind, request).with_suffix(".json").read_text())[
+                    "config"
+                ]
             )
         )
-    assert len(set(states)) == len(states) == len(set(units)) == len(seen)
+    assert len(set(states)) == len(states) == len(set(requests)) == len(seen)

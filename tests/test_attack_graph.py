@@ -48,8 +48,8 @@ window.found = points.map(({image, label, z, tv}) => {
 @pytest.fixture(scope="module")
 def graph(one_thread, exported):
     """An untrained LeNet of the published width in double precision, and its graph."""
-    unit = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
-    return rounded(network(unit), "f16").double(), exported
+    request = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    return rounded(network(request), "f16").double(), exported
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def trained_graph(one_thread, tmp_path_factory):
     """The trained network that the explorer's page hands to its reader, from the evidence, and its
     graph.
     """
-    unit = ModelRequest(
+    request = ModelRequest(
         dataset="cifar100",
         model="relunet",
         fraction=0.1,
@@ -65,9 +65,9 @@ def trained_graph(one_thread, tmp_path_factory):
         seed=0,
     )
     store = WithEvidence(tmp_path_factory.mktemp("store"), project_root() / "results")
-    kept = store.get(unit.kind, unit, lambda state: pytest.fail("it is not in the evidence"))
+    kept = store.get(request.kind, request, lambda state: pytest.fail("it is not in the evidence"))
     weights = {n.removeprefix("model."): v for n, v in kept.tensors.items() if "model." in n}
-    model = build_model(unit.model, 100, norm="cifar100")
+    model = build_model(request.model, 100, norm="cifar100")
     model.load_state_dict(weights)
     return rounded(model, "f16").double(), attack_graph(model, SHAPE, 100, weights="f16")
 

@@ -914,7 +914,7 @@ def test_penalties_of_small_arrays():
     assert priors.total_variation_isotropic(image([[0, 3], [4, 9]])).item() == pytest.approx(5)
 
 
-def test_what_is_beyond_the_box_and_what_does_not_fill_it_is_counted_in_units_of_pixels():
+def test_what_is_beyond_the_box_and_what_does_not_fill_it_is_counted_in_requests_of_pixels():
     image = torch.tensor([-3.0, 0.0, 1.0, 5.0], dtype=torch.float64).view(1, 1, 2, 2)
     assert priors.beyond(image).item() == pytest.approx(5)  # 3 and 4
     scaled = torch.tensor([0, 3 / 8, 0.5, 1], dtype=torch.float64).view(1, 1, 2, 2)
@@ -1144,7 +1144,7 @@ SHAPES = ((2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64))
         ],
         (
             {"start": torch.full((4, 3, 8, 8), 128.0)},
-            "start goes up to 128; it must be floats in units of",
+            "start goes up to 128; it must be floats in requests of",
         ),
         (
             {"start": torch.zeros(4, 3, 8, 8).byte()},

@@ -1,4 +1,4 @@
-"""The audit: parts of units have the numbers of the whole, what is off is said, and the report made
+"""The audit: parts of requests have the numbers of the whole, what is off is said, and the report made
 on the archive.
 """
 
@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import TINY as TWO_IMAGES
-from checks import attack_unit, model_unit, needs, refused, search_unit
+from checks import attack_request, model_request, needs, refused, search_request
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -21,7 +21,7 @@ from atsbook.attackers import FromMean, Learned, Undone
 from atsbook.findings.result import stored_result
 from atsbook.report import runner
 from atsbook.report.runner import report
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.audit import (
     audit,
     audit_page,
@@ -48,7 +48,7 @@ KINDS = {"attack", "model", "privacy", "sweep", "sweep-scores"} | {
     f"attack-{name}"
     for name in ("FromMean", "KeptEntries", "LastLayerAlone", "ThroughPolicy", "Undone")
 }
-THREES = attack_unit(
+THREES = attack_request(
     TINY, threat=ThreatModel(batch=3)
 )  # images share gradients by threes: a part has six
 SHORT, KNOWING = dataclasses.replace(ATTACKS["adam-cosine"], steps=2), ThreatModel(defense="policy")
@@ -56,61 +56,65 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
 
 
 @pytest.mark.parametrize(
-    "unit",
+    "request",
     [
-        attack_unit(TINY, HYBRID, first=3),
-        attack_unit(TINY, "28", defense="prune:0.5", attack=TWICE),
-        attack_unit(TINY, defense="prune:0.5", attack=KeptEntries(inner=SHORT)),
-        attack_unit(TINY, "28", attack=FromMean(inner=SHORT, images="shapes"), threat=KNOWING),
-        attack_unit(TINY, "28", attack=Undone(inner=SHORT, images="shapes"), threat=KNOWING),
-        attack_unit(
+        attack_request(TINY, HYBRID, first=3),
+        attack_request(TINY, "28", defense="prune:0.5", attack=TWICE),
+        attack_request(TINY, defense="prune:0.5", attack=KeptEntries(inner=SHORT)),
+        attack_request(TINY, "28", attack=FromMean(inner=SHORT, images="shapes"), threat=KNOWING),
+        attack_request(TINY, "28", attack=Undone(inner=SHORT, images="shapes"), threat=KNOWING),
+        attack_request(
             TINY, HYBRID, attack=ThroughPolicy(inner=SHORT, trial=1, keep=2), threat=KNOWING
         ),
-        attack_unit(TINY, "28", attack=ThroughPolicy(inner=SHORT), threat=KNOWING, rounds=2),
+        attack_request(TINY, "28", attack=ThroughPolicy(inner=SHORT), threat=KNOWING, rounds=2),
         THREES,
         ScoreRequest(
-            model=model_unit(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3
+            model=model_request(TINY), policies=("", "28", HYBRID, "3-1-7", "0"), images=6, points=3
         ),
-        model_unit(TINY),
+        model_request(TINY),
     ],
-    ids=lambda unit: unit.title,
+    ids=lambda request: request.title,
 )
-def test_a_part_has_the_numbers_of_the_whole(kept, unit):
-    unit.make(kept, CPU)
-    whole = kept.get(unit.kind, unit, pytest.fail)
-    parts = {part_of(unit, random.Random(seed)) for seed in range(3)}
+def test_a_part_has_the_numbers_of_the_whole(kept, request):
+    request.make(kept, CPU)
+    whole = kept.get(request.kind, request, pytest.fail)
+    parts = {part_of(request, random.Random(seed)) for seed in range(3)}
     for part in parts:
         part.make(kept, CPU)
-        off = differences(unit, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors)
+        off = differences(
+            request, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors
+        )
         kind = part.kind.partition("-")[0]
         assert len(off) == (
-            6 if unit == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind]
+            6 if request == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind]
         )
         assert off == pytest.approx([0] * len(off), abs=2e-3)
-    assert len(parts) > 1 or unit.kind == "model"
+    assert len(parts) > 1 or request.kind == "model"
 
 
 @pytest.mark.parametrize(
     "defense", ["gaussian:0.01", "laplace:0.01", "dp:0.01", "precode:1", "mixup:0.3"]
 )
 def test_what_is_drawn_for_all_images_together_has_no_part(defense):
-    assert part_of(attack_unit(TINY, defense=defense), random.Random(0)) is None
-    assert part_of(search_unit(TINY), random.Random(0)) is None
-    learned = attack_unit(TINY, "28", attack=Learned(inner=SHORT, images="shapes"), threat=KNOWING)
+    assert part_of(attack_request(TINY, defense=defense), random.Random(0)) is None
+    assert part_of(search_request(TINY), random.Random(0)) is None
+    learned = attack_request(
+        TINY, "28", attack=Learned(inner=SHORT, images="shapes"), threat=KNOWING
+    )
     assert part_of(learned, random.Random(0)) is None
 
 
 @pytest.mark.slow
-def test_the_seed_draws_units_and_parts_within_the_time(kept, tmp_path):
-    units = [attack_unit(TINY, policy) for policy in ("", "28", HYBRID)]
-    for unit in units:
-        unit.make(kept, CPU)
-    archive = Archive(tmp_path / "units")
+def test_the_seed_draws_requests_and_parts_within_the_time(kept, tmp_path):
+    requests = [attack_request(TINY, policy) for policy in ("", "28", HYBRID)]
+    for request in requests:
+        request.make(kept, CPU)
+    archive = Archive(tmp_path / "requests")
     archive.write(kept, embedded=True)
     drawn = [[part for *_, part in sample(archive, random.Random(seed), 1e9)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert {part.model for part in drawn[0] if part.kind == "attack"} >= {
-        unit.model for unit in units
+        request.model for request in requests
     }
     assert list(sample(archive, random.Random(1), 0)) == []
 
@@ -122,29 +126,31 @@ def test_a_sample_of_a_minute_has_every_kind_of_which_a_part_can_be_made():
         drawn = list(itertools.islice(sample(archive, random.Random(seed), 60), len(KINDS)))
         assert {line["kind"] for _, line, _ in drawn} == KINDS
         seconds = sum(
-            line["seconds"] * part.passes / unit_of(line).passes for _, line, part in drawn
+            line["seconds"] * part.passes / request_of(line).passes for _, line, part in drawn
         )
         assert seconds < 60
 
 
 def off_by(decibels, tmp_path, **changes):
     """What an audit finds where two archived attacks were better by so many dB than they are here."""
-    units = [attack_unit(TINY, HYBRID, seed=seed, **changes) for seed in (0, 1)]
+    requests = [attack_request(TINY, HYBRID, seed=seed, **changes) for seed in (0, 1)]
     store, changed = Store(tmp_path / "store"), Store(tmp_path / "changed")
-    for unit, off in zip(units, decibels, strict=True):
-        made = unit.make(store, CPU).tensors
+    for request, off in zip(requests, decibels, strict=True):
+        made = request.make(store, CPU).tensors
         changed.get(
-            unit.kind, unit, lambda state, made=made, off=off: made | {"psnr": made["psnr"] + off}
+            request.kind,
+            request,
+            lambda state, made=made, off=off: made | {"psnr": made["psnr"] + off},
         )
-    model = store.get("model", unit.model, pytest.fail).tensors
-    changed.get("model", unit.model, lambda state: model)
-    archive = Archive(tmp_path / "units")
+    model = store.get("model", request.model, pytest.fail).tensors
+    changed.get("model", request.model, lambda state: model)
+    archive = Archive(tmp_path / "requests")
     archive.write(changed, embedded=True)
     said = []
     seen = Store(tmp_path / "unused", say=said.append)
     audited = audit(archive, seed=5, minutes=1, device="cpu", jobs=1, store=seen)
     assert not seen.root.exists()
-    assert said[0] == "audit: seed 5; parts of 3 units are computed again, for about 1 minutes"
+    assert said[0] == "audit: seed 5; parts of 3 requests are computed again, for about 1 minutes"
     return audited
 
 
@@ -165,7 +171,7 @@ def test_an_audit_computes_the_archives_numbers_again(tmp_path, changes):
         "# Audit\n\n**Of 3 results that were computed again, 3 came out the same.** Whether attacks come out equal"
     )
     assert "with seed 5, was made on CPU, " in page
-    assert f"the archive had {audited['units']:,} results" in page
+    assert f"the archive had {audited['requests']:,} results" in page
     assert all(row["title"] in page for row in audited["rows"])
 
 
@@ -176,10 +182,11 @@ def test_an_audit_says_by_how_much_the_archive_is_off(tmp_path, decibels):
     assert f"{-np.mean(decibels):+.2f}" in attacks
 
 
-def lines_of(units):
-    """The sentence about attacks of units that are off by these numbers."""
+def lines_of(requests):
+    """The sentence about attacks of requests that are off by these numbers."""
     rows = [
-        {"key": str(number), "kind": "attack", "off": list(off)} for number, off in enumerate(units)
+        {"key": str(number), "kind": "attack", "off": list(off)}
+        for number, off in enumerate(requests)
     ]
     (line,) = summaries({"rows": rows})
     general = in_short({"rows": rows})
@@ -192,8 +199,8 @@ def test_what_differs_is_counted_and_its_size_is_said():
     off = {"attack": [[0.04, -0.05], [0.3, 0.0], [-15.4, 0.1]], "privacy": [[0.0]]}
     rows = [
         {"key": f"{kind} {number}", "kind": kind, "off": each}
-        for kind, units in off.items()
-        for number, each in enumerate(units)
+        for kind, requests in off.items()
+        for number, each in enumerate(requests)
     ]
     words = in_short({"rows": rows})
     assert words.startswith(
@@ -216,7 +223,7 @@ WILD = np.vstack([SPREAD[:-1], [[-15.4, 0.0, 0.0, 0.0]]])
 
 
 @pytest.mark.parametrize(
-    ("units", "words"),
+    ("requests", "words"),
     [
         (SPREAD, "equal"),
         (WILD, "equal"),  # one image that ended elsewhere
@@ -230,8 +237,8 @@ WILD = np.vstack([SPREAD[:-1], [[-15.4, 0.0, 0.0, 0.0]]])
         (SPREAD[:5], "*cannot tell*"),
     ],
 )
-def test_attacks_are_equal_by_the_median_and_the_trimmed_mean(units, words):
-    assert f" the bound for two devices of one kind: {words}" in lines_of(units)
+def test_attacks_are_equal_by_the_median_and_the_trimmed_mean(requests, words):
+    assert f" the bound for two devices of one kind: {words}" in lines_of(requests)
 
 
 def test_the_interval_of_the_median_lies_between_two_of_its_values():
@@ -267,8 +274,8 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
     archive = Archive(root / "results")
     few = Store(root / "few")
     wanted = asked_by()
-    for unit in wanted:
-        unit.make(few, torch.device("cpu"))
+    for request in wanted:
+        request.make(few, torch.device("cpu"))
     archive.write(few, embedded=True)
     report(seed=3, minutes=0.05, jobs=1, root=root, store=Store(root / "unused", say=said.append))
     place = root / "book/_build/report"
@@ -281,9 +288,9 @@ def test_the_report_is_made_from_the_archive_alone(root, said):
     assert not (root / "book/results/toy.ipynb").exists()  # it is made beside
     rows = pd.read_csv(folder / "attacks.csv.gz")
     assert len(rows) == 4
-    for unit in wanted:
-        found = unit.make(few, torch.device("cpu"))["psnr"]
-        own = rows[rows["policy"] == (unit.policy or "none")]
+    for request in wanted:
+        found = request.make(few, torch.device("cpu"))["psnr"]
+        own = rows[rows["policy"] == (request.policy or "none")]
         np.testing.assert_allclose(own["psnr"], found, rtol=1e-5)
     assert json.loads((root / "book/_build/audit.json").read_text())["seed"] == 3
     assert not (root / "results/audit.json").exists()

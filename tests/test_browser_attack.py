@@ -53,7 +53,7 @@ def figures(exported, smoke_store):
         patch.setattr(live, "OWN", 24)
         study = Study("smoke", store=smoke_store)
         network = study.network("relunet", train=TrainConfig(epochs=1, batch=32), fraction=0.04)
-        network.unit.make(Store(smoke_store), torch.device("cpu"))
+        network.request.make(Store(smoke_store), torch.device("cpu"))
         policies = {**live.TRIAL, "19-1-18": "A random policy"}
         small = live.trial(settings(profile="smoke"))
         whole = Figure(
@@ -525,8 +525,8 @@ window.found = [await heard(true), await heard(false)];
 def test_the_server_that_compares_gradients_has_the_librarys_distances(
     browser, tmp_path, exported, policy
 ):
-    unit = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
-    model, operations = rounded(network(unit), "f16"), data.operations()
+    request = ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0)
+    model, operations = rounded(network(request), "f16"), data.operations()
     own, place = dataset("shapes", "train").pixels[:6], 4
     possible = forms(policy)
     ids, signs = possible[-1]

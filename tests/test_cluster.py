@@ -1,4 +1,4 @@
-"""Units on many workers: the same numbers, nothing lost with a worker but its unit, nothing half."""
+"""Requests on many workers: the same numbers, nothing lost with a worker but its request, nothing half."""
 
 import dataclasses
 import datetime
@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from checks import Sizes, attack_unit, free_port, refused
+from checks import Sizes, attack_request, free_port, refused
 
 from atsbook.runs import workers
 from atsbook.runs.schedule import compute
@@ -27,13 +27,13 @@ from atslib.errors import AtsError
 
 pytestmark = pytest.mark.slow
 
-UNITS = 12
+REQUESTS = 12
 SMALL = Sizes(model="lenet", images=2, steps=4, regime="initial")
 
 
 @dataclasses.dataclass(frozen=True)
 class Slow:
-    """A unit of `steps` pieces that writes down each time that it is begun."""
+    """A request of `steps` pieces that writes down each time that it is begun."""
 
     number: int
     steps: int = 5
@@ -69,12 +69,12 @@ class Slow:
 
 @pytest.fixture(autouse=True)
 def _no_estimates(monkeypatch):
-    """These units have no network whose FLOP could be counted."""
-    monkeypatch.setattr("atsbook.runs.schedule.seconds", lambda unit, rate: 1.0)
+    """These requests have no network whose FLOP could be counted."""
+    monkeypatch.setattr("atsbook.runs.schedule.seconds", lambda request, rate: 1.0)
 
 
 def tables(store):
-    """The bytes of every slow unit's artifact by its number; what is half-written has no place
+    """The bytes of every slow request's artifact by its number; what is half-written has no place
     among them.
     """
     assert store.verify() == []
@@ -87,12 +87,12 @@ def tables(store):
 
 
 def log_of(store):
-    """The folder in which units write down that they were begun."""
+    """The folder in which requests write down that they were begun."""
     return Path(os.environ.get("ATS_TEST_LOG", store.root / "log"))
 
 
 def begun(store):
-    """Of each unit, how often it was begun."""
+    """Of each request, how often it was begun."""
     return {int(path.name): len(path.read_text().splitlines()) for path in log_of(store).iterdir()}
 
 
@@ -100,22 +100,22 @@ def begun(store):
 def expected(tmp_path_factory):
     """The artifacts as one process makes them, one after another."""
     store = Store(tmp_path_factory.mktemp("plain"))
-    for number in range(UNITS):
+    for number in range(REQUESTS):
         Slow(number).make(store, None)
     return tables(store)
 
 
 def running(store):
-    """The processes that were the last to begin a unit that is not there yet."""
-    units = [Slow(int(path.name)) for path in log_of(store).glob("*")]
-    left = [unit for unit in units if not store.has(unit.kind, unit)]
-    logs = [(log_of(store) / str(unit.number)).read_text().split() for unit in left]
+    """The processes that were the last to begin a request that is not there yet."""
+    requests = [Slow(int(path.name)) for path in log_of(store).glob("*")]
+    left = [request for request in requests if not store.has(request.kind, request)]
+    logs = [(log_of(store) / str(request.number)).read_text().split() for request in left]
     # a log that has just been opened is empty
     return {int(log[-1]) for log in logs if log} - {os.getpid()}
 
 
 def kill_some(store, kills, done):
-    """Kill a worker that is at a unit, `kills` times, at random; the processes that were killed."""
+    """Kill a worker that is at a request, `kills` times, at random; the processes that were killed."""
     killed, draw = set(), random.Random(7)
     while len(killed) < kills and not done.is_set():
         if found := sorted(pid for pid in running(store) - killed if Path(f"/proc/{pid}").exists()):
@@ -130,7 +130,7 @@ def with_kills(store, kills, more=(), **how):
     killer = threading.Thread(target=lambda: killed.append(kill_some(store, kills, done)))
     killer.start()
     try:
-        compute([*(Slow(number) for number in range(UNITS)), *more], store, "cpu", **how)
+        compute([*(Slow(number) for number in range(REQUESTS)), *more], store, "cpu", **how)
     finally:
         done.set()
         killer.join()
@@ -138,15 +138,15 @@ def with_kills(store, kills, more=(), **how):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_killed_process_costs_its_unit_and_no_other(store, said, expected):
+def test_a_killed_process_costs_its_request_and_no_other(store, said, expected):
     assert with_kills(store, 1, jobs=2) == 1
     assert tables(store) == expected
-    # The pool ends with its process, so the unit beside it is begun again as well.
-    assert sum(begun(store).values()) - UNITS <= 2
+    # The pool ends with its process, so the request beside it is begun again as well.
+    assert sum(begun(store).values()) - REQUESTS <= 2
     assert sum("a worker was lost" in line for line in said) == 1
 
 
-def test_a_unit_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch):
+def test_a_request_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch):
     monkeypatch.setattr("atsbook.runs.schedule.LOSSES", 0)
     with pytest.raises(
         AtsError,
@@ -234,7 +234,7 @@ def test_a_scheduler_without_any_worker_ends_with_a_sentence(cluster, store, mon
 
 @dataclasses.dataclass(frozen=True)
 class Doubled:
-    """A unit that needs another one."""
+    """A request that needs another one."""
 
     of: Slow
     kind: ClassVar[str] = "doubled"
@@ -266,15 +266,15 @@ def local(dask, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_results_come_back_from_workers_and_a_killed_one_costs_its_unit(
+def test_results_come_back_from_workers_and_a_killed_one_costs_its_request(
     local, store, said, expected, tmp_path
 ):
-    attack = attack_unit(SMALL)
+    attack = attack_request(SMALL)
     doubled = Doubled(Slow(0))
     assert with_kills(store, 1, more=[doubled, attack], scheduler=local) == 1
     assert tables(store) == expected
-    assert sum(begun(store).values()) - UNITS <= 1
-    assert begun(store)[0] <= 2  # what a unit needs is sent, and not made again
+    assert sum(begun(store).values()) - REQUESTS <= 1
+    assert begun(store)[0] <= 2  # what a request needs is sent, and not made again
     assert torch.equal(doubled.make(store, None)["x"], 2 * Slow(0).make(store, None)["x"])
     # A real attack, byte for byte.
     attack.make(here := Store(tmp_path / "here"), torch.device("cpu"))
@@ -394,7 +394,7 @@ def certificates(folder):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_units_are_made_over_tls_with_the_certificates_of_dasks_configuration(
+def test_requests_are_made_over_tls_with_the_certificates_of_dasks_configuration(
     cluster, store, said, expected, tmp_path
 ):
     import dask as configured

@@ -17,7 +17,7 @@ from atsbook.findings.federations import FEDERATION, last_round, policy_changes
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import interval
 from atsbook.findings.verdicts import guards
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.collaborative import (
     FederationOutcomes,
     FederationRequest,
@@ -196,16 +196,16 @@ def test_what_an_attacker_knows_of_each_client_stands_beside_the_others():
             assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
 
 
-def test_a_unit_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path):
+def test_a_request_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
     own = dataclasses.replace(SMALL, defense="3-1-7")
-    unit = FederationRequest(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    made = unit.make(store, CPU)
+    request = FederationRequest(federation=own, measured=(0, 3), attacked=(0, 2), attack=attack)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "requests")
+    made = request.make(store, CPU)
     assert archive.write(store, embedded=True) == 1
     (line,) = archive.entries().values()
-    assert unit_of(line) == unit
-    again = archive.read(store.path(unit.kind, unit).stem)
+    assert request_of(line) == request
+    again = archive.read(store.path(request.kind, request).stem)
     assert {name: value.tolist() for name, value in again.tensors.items()} == {
         name: value.tolist() for name, value in made.tensors.items()
     }
@@ -231,15 +231,15 @@ def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_p
         )  # in another order, labels unknown
 
     own = dataclasses.replace(SMALL, defense="3-1-7", rounds=1)
-    unit = FederationRequest(
+    request = FederationRequest(
         federation=own, measured=(), attacked=(0,), attack=ATTACKS["annealed-lenet"]
     )
     monkeypatch.setattr(collaborative, "reconstruct", perfect)
     store = Store(tmp_path / "store")
-    made = unit.make(store, CPU)
+    made = request.make(store, CPU)
     assert made["psnr"].isinf().all()
     assert (made["rank_target"] == 1).all()
-    told = FederationOutcomes(attacks=unit).make(store, CPU)
+    told = FederationOutcomes(attacks=request).make(store, CPU)
     assert told["psnr"].isinf().all()
     assert (rank(told["alike"][0].unsqueeze(2), told["truth"][0]) == 1).all()
 
@@ -258,13 +258,13 @@ def test_photographs_and_what_is_drawn_for_them_make_what_clients_use(policy):
 def test_what_a_federation_gives_away_is_what_the_measures_say(tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=5)
     own = dataclasses.replace(SMALL, defense="3-1-7", batch=1)
-    unit = FederationRequest(federation=own, measured=(), attacked=(0, 2), attack=attack)
-    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "units")
-    made = unit.make(store, CPU)
-    told = FederationOutcomes(attacks=unit).make(store, CPU)
+    request = FederationRequest(federation=own, measured=(), attacked=(0, 2), attack=attack)
+    store, archive = Store(tmp_path / "store"), Archive(tmp_path / "requests")
+    made = request.make(store, CPU)
+    told = FederationOutcomes(attacks=request).make(store, CPU)
     archive.write(store, embedded=True)
-    assert FederationOutcomes(attacks=unit) in [
-        unit_of(line) for line in archive.entries().values()
+    assert FederationOutcomes(attacks=request) in [
+        request_of(line) for line in archive.entries().values()
     ]
     assert torch.equal(told["psnr"], made["psnr"])
     _, labels, drawn = photographs(own, 1, 3)
@@ -349,12 +349,13 @@ def test_neighbours_are_others_of_the_federation(neighbours):
 
 
 @pytest.mark.parametrize("view", ["sum", "neighbour"])
-def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
+def test_a_request_may_see_the_sum_or_a_neighbour(view, tmp_path):
     attack = dataclasses.replace(ATTACKS["annealed-lenet"], steps=3)
     own = dataclasses.replace(SMALL, clients=4, rounds=2)
-    unit = FederationRequest(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
+    request = FederationRequest(federation=own, measured=(2,), attacked=(0, 1), attack=attack)
     plain, other = (
-        u.make(Store(tmp_path / "store"), CPU) for u in (unit, dataclasses.replace(unit, view=view))
+        u.make(Store(tmp_path / "store"), CPU)
+        for u in (request, dataclasses.replace(request, view=view))
     )
     assert torch.equal(plain["label"], other["label"])
     assert torch.equal(plain["floor"], other["floor"])
@@ -367,7 +368,7 @@ def test_a_unit_may_see_the_sum_or_a_neighbour(view, tmp_path):
         mean = sum(accuracy(model, tests) for model in networks) / 4
         assert other["accuracy"].tolist() == pytest.approx([mean])
     with refused("FederationRequest.view 'all' is unknown"):
-        dataclasses.replace(unit, view="all")
+        dataclasses.replace(request, view="all")
 
 
 # --- the page ------------------------------------------------------------------------------------------------
@@ -432,25 +433,25 @@ def asked(tmp_path, monkeypatch, profile):
     exec(cell("ext9_collaborative", "places = {"), space)
     loop = cell("ext9_collaborative", "runs = {}\nfor place")
     exec(loop[: loop.index("study.compute(runs)")], space)
-    return {key: run.unit for key, run in space["runs"].items()}
+    return {key: run.request for key, run in space["runs"].items()}
 
 
 def test_the_page_asks_for_every_federation_once_and_its_policies_are_paired(tmp_path, monkeypatch):
-    units = asked(tmp_path, monkeypatch, "laptop")
-    assert len(units) == len(set(units.values())) == 4 * 3 * 4 * 3 + 2 * 2 * 3
-    for (*place, policy, draw, view), unit in units.items():
-        bare = units[*place, NO_POLICY, draw, view]
-        same = dataclasses.replace(unit.federation, defense="")
-        assert dataclasses.replace(unit, federation=same) == bare
-        assert unit.federation.defense == ("" if policy == NO_POLICY else policy)
-        assert (unit.federation.seed, unit.view) == (draw, view)
-        last = unit.federation.rounds
+    requests = asked(tmp_path, monkeypatch, "laptop")
+    assert len(requests) == len(set(requests.values())) == 4 * 3 * 4 * 3 + 2 * 2 * 3
+    for (*place, policy, draw, view), request in requests.items():
+        bare = requests[*place, NO_POLICY, draw, view]
+        same = dataclasses.replace(request.federation, defense="")
+        assert dataclasses.replace(request, federation=same) == bare
+        assert request.federation.defense == ("" if policy == NO_POLICY else policy)
+        assert (request.federation.seed, request.view) == (draw, view)
+        last = request.federation.rounds
         attacked = (0, 1, 5, 20, last - 1) if place[0] == "lenet" else ()
-        assert unit.attacked == attacked
-        assert unit.measured[-1] == last
+        assert request.attacked == attacked
+        assert request.measured[-1] == last
     toy = asked(tmp_path, monkeypatch, "smoke")
     assert len(toy) == 3 * 2 * 2
-    assert {unit.attacked for unit in toy.values()} == {(0, 1)}
+    assert {request.attacked for request in toy.values()} == {(0, 1)}
 
 
 def test_the_clients_of_each_federation_are_split_at_their_own_middle():
@@ -472,10 +473,10 @@ def test_a_victim_or_split_that_is_none_is_refused():
 
 
 def test_a_clients_time_is_that_of_each_policy_and_its_answer_has_all_weights(tmp_path):
-    unit = TimingRequest(federation=SMALL, policies=("", "3-1-7"), repeats=2)
+    request = TimingRequest(federation=SMALL, policies=("", "3-1-7"), repeats=2)
     store = Store(tmp_path / "store")
-    made = unit.make(store, CPU)
+    made = request.make(store, CPU)
     assert int(made["weights"]) == len(weights(SMALL.network()))
     assert made["policy"].shape == (2,)
     assert float(made["answer"]) > float(made["policy"][0]) > 0
-    assert torch.equal(unit.make(store, CPU)["policy"], made["policy"])
+    assert torch.equal(request.make(store, CPU)["policy"], made["policy"])

@@ -98,33 +98,34 @@ def test_each_defense_meets_the_plain_attack_and_those_that_know_it(text, expect
 
 
 def test_all_attacks_differ_in_defense_and_attacker_only_and_trainings_in_defense_and_seed(asked):
-    units = {key: run.unit for key, run in asked["runs"].items()}
-    trained = [net.unit for net in asked["networks"].values()]
-    first, *others = units.items()
-    for (regime, text, who), unit in others:
+    requests = {key: run.request for key, run in asked["runs"].items()}
+    trained = [net.request for net in asked["networks"].values()]
+    first, *others = requests.items()
+    for (regime, text, who), request in others:
         policy, rest = asked["split"](text)
-        assert (unit.policy, unit.defense, unit.crop_flip) == (policy, rest, text != BARE)
-        assert unit.threat.defense == ("policy" if who in asked["KNOW"] else "unknown")
+        assert (request.policy, request.defense, request.crop_flip) == (policy, rest, text != BARE)
+        assert request.threat.defense == ("policy" if who in asked["KNOW"] else "unknown")
         own = {
             name: getattr(first[1], name)
             for name in ("policy", "defense", "attack", "threat", "crop_flip")
         }
-        assert dataclasses.replace(unit, **own, model=first[1].model) == first[1]
+        assert dataclasses.replace(request, **own, model=first[1].model) == first[1]
         if regime == "initial":
-            assert unit.model == first[1].model
+            assert request.model == first[1].model
         else:
-            assert unit.model in trained
-            train = unit.model.train
-            assert (train.policy, train.defense, train.crop_flip, unit.model.seed) == (
+            assert request.model in trained
+            train = request.model.train
+            assert (train.policy, train.defense, train.crop_flip, request.model.seed) == (
                 policy,
                 rest,
                 text != BARE,
                 0,
             )
-    assert {unit.seed for unit in trained} == {0, 1, 2}
+    assert {request.seed for request in trained} == {0, 1, 2}
     assert len(trained) == len(set(trained)) == 3 * len(asked["kinds"])
     assert all(
-        unit.train.epochs == trained[0].train.epochs and unit.model == "relunet" for unit in trained
+        request.train.epochs == trained[0].train.epochs and request.model == "relunet"
+        for request in trained
     )
     assert {kind for kind, texts in asked["DEFENSES"].items() if len(texts) < 3} == {"none"}
 
@@ -134,7 +135,7 @@ def test_who_does_not_go_through_a_policy_compares_with_its_forms(asked):
     assert (HYBRID, PLAIN) in there
     assert (f"{HYBRID} | gaussian:0.001", "stronger prior") in there
     assert not {who for _, who in there} & set(asked["KNOW"])
-    assert all(request.unit.policy for request in asked["forms"].values())
+    assert all(request.request.policy for request in asked["forms"].values())
 
 
 def rows(found, *, images=40, regime="initial"):

@@ -34,10 +34,10 @@ def test_a_halved_loss_is_a_halved_gradient_unseen_by_the_cosine_and_seen_by_the
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """A function that gives the units of the notebook's attacks by setting, and what each is compared with."""
+    """A function that gives the requests of the notebook's attacks by setting, and what each is compared with."""
     monkeypatch.setenv("ATS_STORE", str(tmp_path))
 
-    def units(profile):
+    def requests(profile):
         source = cell("ext4_hidden_details", "PAIRS = {")
         accuracies = source.index("accuracy = study.accuracies"), source.index("cosine = ATTACKS")
         source = source[: accuracies[0]] + source[accuracies[1] : source.index("attacks = study")]
@@ -45,9 +45,9 @@ def asked(tmp_path, monkeypatch):
         space |= {"Study": Study, "ATTACKS": ATTACKS, "TrainConfig": TrainConfig}
         space["dataclasses"] = dataclasses
         exec(source, space)
-        return {name: run.unit for name, run in space["runs"].items()}, space["PAIRS"]
+        return {name: run.request for name, run in space["runs"].items()}, space["PAIRS"]
 
-    return units
+    return requests
 
 
 @pytest.mark.parametrize("profile", ["laptop", "full"])
@@ -72,7 +72,7 @@ def test_on_untrained_networks_nothing_is_asked_of_the_training_and_the_attack_i
     asked,
 ):
     found, _ = asked("laptop")
-    assert {unit.model.train for unit in found.values()} == {None}
+    assert {request.model.train for request in found.values()} == {None}
     assert found["l2"].attack.line_search
 
 

@@ -73,7 +73,7 @@ def test_the_ranking_is_the_tables(drawn_figures):
 
 
 def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
-    payload, unit = drawn_figures.builder.payload, drawn_figures.singles.unit
+    payload, request = drawn_figures.builder.payload, drawn_figures.singles.request
     images = dataset("shapes", "test")
     assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
     assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
@@ -82,11 +82,11 @@ def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
     assert payload["canonical"] == list(CANONICAL)
     for row in payload["scored"]:
         assert row["s_pri"] == pytest.approx(float(area(torch.tensor([row["curve"]]))), abs=2e-3)
-        assert len(row["curve"]) == unit.points
+        assert len(row["curve"]) == request.points
     by_id = {row["id"]: row["s_pri"] for row in payload["scored"]}
     ranked = drawn_figures.table["s_pri"]
     np.testing.assert_allclose([by_id[str(op)] for op in ranked.index], ranked, rtol=1e-3)
-    assert payload["n"] == unit.images == 3
+    assert payload["n"] == request.images == 3
     assert payload["presets"] == {
         policy or "none": title for policy, title in drawn_figures.presets.items()
     }

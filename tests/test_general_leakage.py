@@ -49,10 +49,10 @@ def asked(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def units(asked):
-    """Every unit by table, setting, data set and size of the batches."""
+def requests(asked):
+    """Every request by table, setting, data set and size of the batches."""
     space = asked()
-    return {key: run.unit for key, run in (space["label_runs"] | space["attack_runs"]).items()}
+    return {key: run.request for key, run in (space["label_runs"] | space["attack_runs"]).items()}
 
 
 def defined(words, labels=None, attacks=None):
@@ -67,14 +67,14 @@ def defined(words, labels=None, attacks=None):
     return space
 
 
-def test_every_published_number_that_can_be_has_a_cell(units):
+def test_every_published_number_that_can_be_has_a_cell(requests):
     rows, missing = reported(source="leakage"), []
     for _, row in rows.iterrows():
         keys = leakage_twin(
             row["table_or_figure"], row["dataset"], row["policy_or_defense"], row["attack"]
         )
         wanted = (row["table_or_figure"], keys["setting"][0], keys["dataset"][0], keys["batch"][0])
-        if wanted not in units:
+        if wanted not in requests:
             missing.append(wanted)
     impossible = {
         ("Table 4", f"each label {n} times", "cifar10", k)
@@ -85,30 +85,36 @@ def test_every_published_number_that_can_be_has_a_cell(units):
     assert len(rows) == 129
 
 
-def test_settings_of_one_table_differ_in_what_they_say(units):
+def test_settings_of_one_table_differ_in_what_they_say(requests):
     for size in (1, 4):
         attacks = [
-            unit.attack
-            for key, unit in units.items()
+            request.attack
+            for key, request in requests.items()
             if key[::2] + key[3:] == ("Table 2", "cifar10", size)
         ]
         assert len(set(attacks)) == 6
         assert (
             len(
                 {
-                    unit.batches
-                    for key, unit in units.items()
-                    if key[2:] == ("cifar10", size) and isinstance(unit, BatchRequest)
+                    request.batches
+                    for key, request in requests.items()
+                    if key[2:] == ("cifar10", size) and isinstance(request, BatchRequest)
                 }
             )
             == 1
         )
-    assert [units["Table 1", f"{n} updates", "cifar100", 16].rounds for n in (2, 3, 4)] == [2, 3, 4]
-    five = {key[1]: unit for key, unit in units.items() if key[0] == "Figure 5"}
-    assert {unit.attack.unroll for name, unit in five.items() if name.endswith("unrolled")} == {
-        True
-    }
-    assert [unit.local.epochs for name, unit in five.items() if name.endswith("unrolled")] == [
+    assert [requests["Table 1", f"{n} updates", "cifar100", 16].rounds for n in (2, 3, 4)] == [
+        2,
+        3,
+        4,
+    ]
+    five = {key[1]: request for key, request in requests.items() if key[0] == "Figure 5"}
+    assert {
+        request.attack.unroll for name, request in five.items() if name.endswith("unrolled")
+    } == {True}
+    assert [
+        request.local.epochs for name, request in five.items() if name.endswith("unrolled")
+    ] == [
         1,
         2,
         4,

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from atsbook.experiment import OutcomeRequest
-from atsbook.runs.archive import Archive, _rebuilt, key_of, unit_of
+from atsbook.runs.archive import Archive, _rebuilt, key_of, request_of
 from atsbook.runs.gradients import ShiftsRequest
 from atsbook.runs.layers import LayersRequest
 from atsbook.runs.outcomes import FoundRequest
@@ -34,8 +34,8 @@ def facts():
 def made_again(line, attacks):
     """The request of a result, an instance of its class; None where there is no class."""
     kind = line["kind"]
-    if (unit := unit_of(line)) is not None:
-        return unit
+    if (request := request_of(line)) is not None:
+        return request
     if kind == OutcomeRequest.kind:  # of an attack whose fields do not tell its class
         return OutcomeRequest(attack=attacks[as_text(line["config"]["attack"])])
     for derived in OF_AN_ATTACK:
@@ -60,7 +60,7 @@ def test_every_result_has_the_key_of_its_description(facts):
 def test_the_request_made_again_from_its_description_has_the_key_of_its_result(facts):
     store = Store("")
     attacks = {
-        as_text(line["config"]): unit_of(line)
+        as_text(line["config"]): request_of(line)
         for line in facts.values()
         if line["kind"].partition("-")[0] == "attack"
     }
@@ -68,24 +68,24 @@ def test_the_request_made_again_from_its_description_has_the_key_of_its_result(f
     for key, line in facts.items():
         if line["kind"] in WITHOUT_CLASS:
             continue
-        unit = made_again(line, attacks)
-        if unit is None:
+        request = made_again(line, attacks)
+        if request is None:
             wrong[key] = line["kind"]
             continue
-        again = store.path(unit.kind, unit, version=line["version"])
+        again = store.path(request.kind, request, version=line["version"])
         if (again.parent.name, again.stem) != (line["kind"], key):
             wrong[key] = line["kind"]
     assert wrong == {}
 
 
 def test_a_renamed_field_another_value_and_another_kind_each_change_the_key(facts):
-    unit = next(unit for line in facts.values() if (unit := unit_of(line)) is not None)
+    request = next(request for line in facts.values() if (request := request_of(line)) is not None)
     store = Store("")
-    key = store.path(unit.kind, unit).stem
-    first, *_ = dataclasses.fields(unit)
-    values = {field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)}
+    key = store.path(request.kind, request).stem
+    first, *_ = dataclasses.fields(request)
+    values = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
     values[f"new_{first.name}"] = values.pop(first.name)
     renamed = dataclasses.make_dataclass("Renamed", list(values))(**values)
-    assert store.path(unit.kind, renamed).stem != key
-    assert store.path(f"{unit.kind}-other", unit).stem != key
-    assert store.path(unit.kind, unit, version=2).stem != key
+    assert store.path(request.kind, renamed).stem != key
+    assert store.path(f"{request.kind}-other", request).stem != key
+    assert store.path(request.kind, request, version=2).stem != key

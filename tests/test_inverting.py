@@ -1,4 +1,4 @@
-"""The page on Inverting Gradients: its units against plain computations, and the rules in its
+"""The page on Inverting Gradients: its requests against plain computations, and the rules in its
 notebook on made-up tables.
 """
 
@@ -19,7 +19,7 @@ from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
 from atsbook.networks import ModelRequest, dataset, network, trained
-from atsbook.runs.archive import unit_of
+from atsbook.runs.archive import request_of
 from atsbook.runs.batches import Batches, at_random
 from atsbook.runs.gradients import (
     FeatureRequest,
@@ -59,32 +59,32 @@ def define(source, space):
             exec(ast.unparse(node), space)
 
 
-# --- units ---------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------
 
 
 def test_every_restart_is_looked_at_and_the_one_of_least_cost_is_the_attacks(store):
     attack = dataclasses.replace(LENET, steps=3, restarts=3)
-    unit = AttackRequest(
+    request = AttackRequest(
         model=MODEL, policy="", attack=attack, first=0, last=2, frames=0, every=True
     )
-    made = unit.make(store, CPU)
+    made = request.make(store, CPU)
     assert made["psnr_each"].shape == made["rank_each"].shape == made["cost_each"].shape == (3, 2)
     best = made["cost_each"].argmin(0)
     for name in ("psnr", "cost"):
         torch.testing.assert_close(made[f"{name}_each"][best, range(2)], made[name])
     assert torch.equal(
-        made["rank_each"][best, range(2)], ranks(unit, made["reconstruction"])["rank_target"]
+        made["rank_each"][best, range(2)], ranks(request, made["reconstruction"])["rank_target"]
     )
-    assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
+    assert request_of({"kind": request.kind, "version": 1, "config": plain(request)}) == request
 
 
 def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store, tmp_path):
     train = TrainConfig(epochs=1, batch=8)
-    unit = StagesRequest(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
-    made = unit.make(store, CPU)
+    request = StagesRequest(model=dataclasses.replace(MODEL, train=train), steps=(1, 2), images=5)
+    made = request.make(store, CPU)
     few = dataset("shapes", "test")[:5]
     rows = []
-    for model in (trained(m, store, CPU)[0] for m in unit.models):
+    for model in (trained(m, store, CPU)[0] for m in request.models):
         for image, label in zip(to_images(few.pixels), few.labels, strict=True):
             loss = F.cross_entropy(model(image[None]), label[None])
             rows.append(
@@ -108,7 +108,7 @@ def test_sums_of_squares_of_directions_are_those_of_a_plain_decomposition(store,
     assert sums.groupby("of").size().to_dict() == {"length": 5, "direction": 5}
     for _, table in sums.groupby("of"):  # what stage and image explain is no more than all
         assert (table[["image_sum", "stage_sum"]].sum().sum()) <= table["all"].sum() * (1 + 1e-6)
-    assert unit_of({"kind": unit.kind, "version": 1, "config": plain(unit)}) == unit
+    assert request_of({"kind": request.kind, "version": 1, "config": plain(request)}) == request
 
 
 def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(store):
@@ -120,16 +120,16 @@ def test_features_are_read_off_exactly_from_one_image_and_mixed_from_several(sto
     assert made["rank_original"].shape == (4,)
     several = dataclasses.replace(one, batches=Batches(size=4, count=2)).make(store, CPU)
     assert several["error"].median() > 1e-3
-    assert unit_of({"kind": one.kind, "version": 1, "config": plain(one)}) == one
+    assert request_of({"kind": one.kind, "version": 1, "config": plain(one)}) == one
 
 
 def test_a_shifted_reconstruction_is_found_by_who_tries_all_shifts(store, monkeypatch):
     attack = dataclasses.replace(LENET, steps=2)
-    unit = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
-    artifact = unit.make(store, CPU)
+    request = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, frames=0)
+    artifact = request.make(store, CPU)
     artifact.tensors["reconstruction"].copy_(to_images(artifact["target"]).roll((9, 11), (2, 3)))
     monkeypatch.setattr(AttackRequest, "make", lambda *_: artifact)
-    rolled = ShiftsRequest.of(unit).compute(store, CPU, None)
+    rolled = ShiftsRequest.of(request).compute(store, CPU, None)
     assert rolled["rank_rolled"].tolist() == [1] * 3
     assert (rolled["psnr_rolled"] > 60).all()
 
@@ -151,11 +151,11 @@ def test_assigned_at_random_is_the_mean_over_all_pairs_in_the_long_run():
 @needs("cifar100")
 def test_paddings_share_their_weights():
     for name in ("lenet", "resnet20-1"):
-        units = [
+        requests = [
             ModelRequest(dataset="cifar100", model=model, fraction=1.0, train=None, seed=0)
             for model in (name, f"{name}-circular")
         ]
-        plain_net, padded = (network(unit) for unit in units)
+        plain_net, padded = (network(request) for request in requests)
         assert all(
             torch.equal(a, b)
             for a, b in zip(plain_net.parameters(), padded.parameters(), strict=True)
@@ -171,12 +171,12 @@ def test_every_optimizer_computes_as_many_gradients():
 
 def test_what_is_looked_for_in_an_attack_is_described_as_it_is():
     attack = dataclasses.replace(LENET, steps=2)
-    unit = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, seed=7)
-    shifts = ShiftsRequest.of(unit)
-    assert shifts.attack_unit == unit
-    assert plain(shifts) == plain(unit)
-    assert (shifts.kind, unit.kind) == ("rolled", "attack")
-    assert shifts.needs[-1] == unit
+    request = AttackRequest(model=MODEL, policy="", attack=attack, first=0, last=3, seed=7)
+    shifts = ShiftsRequest.of(request)
+    assert shifts.attack_request == request
+    assert plain(shifts) == plain(request)
+    assert (shifts.kind, request.kind) == ("rolled", "attack")
+    assert shifts.needs[-1] == request
 
 
 # --- rules ---------------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ def test_an_image_left_out_has_no_say_in_its_own_prediction():
 
 
 def test_properties_in_closed_form():
-    unit = ModelRequest(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
-    model = network(unit)
+    request = ModelRequest(dataset="shapes", model="convnet-4", fraction=1.0, train=None, seed=0)
+    model = network(request)
     images = torch.zeros(2, 3, 32, 32)
     images[1, :, :, 16:] = 1
     labels = torch.tensor([0, 1])

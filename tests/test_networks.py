@@ -664,7 +664,7 @@ def test_a_client_in_train_mode_draws_its_dropout_and_the_attacker_does_not():
     rows = one.gradients[:, : 192 * 40].unflatten(1, (40, 192)).abs().sum(2)
     assert (
         0.5 < float((rows == 0).float().mean()) < 0.8
-    )  # 0.65 of the units are dropped, others for each image
+    )  # 0.65 of the requests are dropped, others for each image
     assert len({tuple((row == 0).tolist()) for row in rows}) == 6
     assert not one.model.training
     assert not torch.equal(one.model(images[:1]), torch.zeros(1, 5))
@@ -766,7 +766,7 @@ def test_a_network_of_nan_chooses_no_policy():
         atslib.search(small, model, model, images, seed=0)
 
 
-def test_constants_in_units_of_pixels_are_refused():
+def test_constants_in_requests_of_pixels_are_refused():
     with refused(
         "images are in [0, 1], and these constants are not; divide those of 0..255 by 255"
     ):

@@ -23,7 +23,7 @@ from atslib.measures.guesses import guess_knowing_draw
 POLICY = "3-1-7+43-18-18"
 
 
-def unit(**changes):
+def request(**changes):
     made = AttackRequest(
         model=ModelRequest(dataset="shapes", model="lenet", fraction=1.0, train=None, seed=0),
         policy=POLICY,
@@ -39,7 +39,7 @@ def unit(**changes):
 @pytest.mark.parametrize("policy", ["", POLICY])
 def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_them(policy, tmp_path):
     store = Store(tmp_path)
-    attack = unit(policy=policy)
+    attack = request(policy=policy)
     kept = attack.make(store, "cpu")
     found = OutcomeRequest(attack=attack).make(store, "cpu")
     test = atslib.load("shapes", "test")
@@ -61,15 +61,15 @@ def test_outcomes_are_what_the_measures_say_of_the_images_as_the_client_used_the
 @pytest.mark.parametrize(
     ("attack", "defense"),
     [
-        (ThroughPolicy(inner=unit().attack), ""),
-        (Undone(inner=unit().attack, images="shapes"), ""),
-        (KeptEntries(inner=ThroughPolicy(inner=unit().attack)), "prune:0.5"),
+        (ThroughPolicy(inner=request().attack), ""),
+        (Undone(inner=request().attack, images="shapes"), ""),
+        (KeptEntries(inner=ThroughPolicy(inner=request().attack)), "prune:0.5"),
     ],
     ids=["through", "undone", "kept entries"],
 )
 def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, defense, tmp_path):
     store = Store(tmp_path)
-    attack = unit(attack=attack, defense=defense, threat=atslib.ThreatModel(defense="draws"))
+    attack = request(attack=attack, defense=defense, threat=atslib.ThreatModel(defense="draws"))
     kept = attack.make(store, "cpu")
     found = OutcomeRequest(attack=attack).make(store, "cpu")
     assert torch.equal(found["psnr"], kept["psnr_before"])
@@ -78,7 +78,7 @@ def test_what_an_attack_through_the_policy_finds_is_the_image_before_it(attack, 
 
 def test_kept_pictures_are_judged_as_all_are(tmp_path):
     store = Store(tmp_path)
-    attack = unit(last=3 + PICTURES + 2)
+    attack = request(last=3 + PICTURES + 2)
     kept = attack.make(store, "cpu")
     rows = picture_rows([kept], [attack])[0]
     assert rows["image"].tolist() == list(range(3, 3 + PICTURES))
@@ -96,12 +96,12 @@ def test_attacks_are_judged_together_as_each_alone(tmp_path):
     """Some share their photographs and policy, and one has others."""
     store = Store(tmp_path)
     attacks = [
-        unit(),
-        unit(policy=""),
-        unit(attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2)),
-        unit(seed=6),
-        unit(first=4, last=12),
-        unit(policy="", crop_flip=False),
+        request(),
+        request(policy=""),
+        request(attack=dataclasses.replace(ATTACKS["annealed-lenet"], steps=2)),
+        request(seed=6),
+        request(first=4, last=12),
+        request(policy="", crop_flip=False),
     ]
     images = [attack.make(store, "cpu")["reconstruction"] for attack in attacks]
     together = outcomes_of_all(attacks, images)
@@ -114,7 +114,7 @@ def test_attacks_are_judged_together_as_each_alone(tmp_path):
 
 def test_a_crop_that_was_not_made_is_not_tried(tmp_path):
     store = Store(tmp_path)
-    attack = unit(policy="", crop_flip=False)
+    attack = request(policy="", crop_flip=False)
     found = OutcomeRequest(attack=attack).make(store, "cpu")
     kept = attack.make(store, "cpu")
     assert torch.equal(kept["target"], kept["original"])
@@ -125,7 +125,7 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
     # Its weights are an extra: every seventh pixel stands in for its features.
     monkeypatch.setattr(perceptual, "features", lambda images: images.flatten(1)[:, ::7])
     store = Store(tmp_path)
-    attacks = (unit(policy=""), unit(policy="", crop_flip=False), unit())
+    attacks = (request(policy=""), request(policy="", crop_flip=False), request())
     found = RecognizedRequest(attacks=attacks, most=5).make(store, "cpu")
     test = atslib.load("shapes", "test")
     candidates, truth = own_class(test.labels, range(3, 9), most=5)
@@ -139,4 +139,4 @@ def test_what_a_network_recognizes_is_told_attack_by_attack(tmp_path, monkeypatc
         assert torch.equal(found["used_rank"][i], rank(of_used, truth))
         torch.testing.assert_close(found["used_bits"][i], bits(of_used, truth))
     with refused("recognized: 2 sets of photographs"):
-        RecognizedRequest(attacks=(unit(), unit(last=8)))
+        RecognizedRequest(attacks=(request(), request(last=8)))

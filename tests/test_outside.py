@@ -106,7 +106,7 @@ def test_parts_of_an_attack_and_whole_attacks_are_presets_of_a_study(presets, ke
                 net, policy=policy, attack=ATTACKS[name], steps=steps, images=3
             )
     for run in runs.values():
-        run.unit.make(kept, torch.device("cpu"))  # here, where the new parts are known
+        run.request.make(kept, torch.device("cpu"))  # here, where the new parts are known
     rows = study.table(runs, ["attack", "policy"])
     rows = rows.set_index(["attack", "policy", "image"]).sort_index()
     for name, shade in {"my start": 0.5, "my attack": 0.25}.items():
@@ -140,7 +140,7 @@ def test_a_model_a_data_set_and_a_defense_are_asked_for_by_name(tmp_path, monkey
         for name in ("", "prune:0.7", "zero:1")
     }
     for run in runs.values():
-        run.unit.make(study._own, torch.device("cpu"))
+        run.request.make(study._own, torch.device("cpu"))
     cost = study.table(runs, ["defense"]).groupby("defense")["cost"].apply(list)
     assert cost["zero:1"] == [1, 1]  # nothing is shared, so nothing is similar
     assert 1 not in cost["prune:0.7"] + cost[""]

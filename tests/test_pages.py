@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from checks import Sizes, model_unit
+from checks import Sizes, model_request
 
 from atsbook import experiment, networks
 from atsbook.figures import plots
@@ -108,13 +108,13 @@ def test_every_outcome_stands_in_a_row_of_its_group():
 def test_the_accuracy_of_each_epoch_changes_no_weight_and_the_last_is_the_networks(
     store, monkeypatch
 ):
-    unit = model_unit(Sizes(fraction=0.002, epochs=2))
-    model, made = trained(unit, store, torch.device("cpu"))
+    request = model_request(Sizes(fraction=0.002, epochs=2))
+    model, made = trained(request, store, torch.device("cpu"))
     assert made["history"].shape == (2, 4)
     assert made["history"][-1, 3] == made["accuracy"]
     fit = networks.fit
     monkeypatch.setattr(networks, "fit", lambda *a, test, **k: fit(*a, **k))
-    plain, without = trained(unit, Store(store.root / "other"), torch.device("cpu"))
+    plain, without = trained(request, Store(store.root / "other"), torch.device("cpu"))
     assert without["history"][:, 3].isnan().all()
     for one, other in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(one, other)

@@ -16,7 +16,7 @@ from opacus.accountants import RDPAccountant
 from scipy.special import logsumexp
 from torch import nn
 
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atslib.attacks import (
     ATTACKS,
     BothImages,
@@ -316,4 +316,4 @@ def test_attackers_made_of_another_keep_the_keys_of_their_stored_results():
     assert {line["kind"] for line in lines} >= {
         f"attack-{name}" for name in ("ThroughPolicy", "FromMean", "Undone", "Learned")
     }
-    assert [json.dumps(line["config"]) for line in lines if unit_of(line) is None] == []
+    assert [json.dumps(line["config"]) for line in lines if request_of(line) is None] == []

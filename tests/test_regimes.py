@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from checks import Sizes, attack_unit, needs
+from checks import Sizes, attack_request, needs
 from test_pilots import cell
 from test_rules import functions
 
@@ -120,7 +120,7 @@ def asked(tmp_path_factory):
     space |= {"STAGES": STAGES, "TrainConfig": TrainConfig, "training_steps": training_steps}
 
     @functools.cache
-    def units(profile="laptop"):
+    def requests(profile="laptop"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ATS_STORE", str(store))
             return run(profile)
@@ -133,23 +133,26 @@ def asked(tmp_path_factory):
         further = cell("regimes", "crossed_runs = {}")
         exec(further[: further.index("crossed = pd")], space)
         parts = (space[name] for name in ("runs", "crossed_runs", "paper_runs"))
-        return [{key: run.unit for key, run in part.items()} for part in parts]
+        return [{key: run.request for key, run in part.items()} for part in parts]
 
-    return units
+    return requests
 
 
 @needs("cifar100")
 def test_the_evidence_has_every_network_policy_and_draw(asked):
-    units = asked()[0]
-    untrained = {key: unit for key, unit in units.items() if key[0] == "initial"}
+    requests = asked()[0]
+    untrained = {key: request for key, request in requests.items() if key[0] == "initial"}
     assert {key[2] for key in untrained} == {"lenet", "convnet-16", "resnet20-1", "resnet20-4"}
     assert len(untrained) == len(POLICIES) * (3 + 2 + 2) + 2
     assert all(
-        unit.last == (16 if key[2] == "resnet20-4" else 100) for key, unit in untrained.items()
+        request.last == (16 if key[2] == "resnet20-4" else 100)
+        for key, request in untrained.items()
     )
-    assert all(unit.last >= 30 for unit in units.values() if unit.model.model != "resnet20-4")
-    assert all(unit.model.train is None for unit in untrained.values())
-    assert {unit.seed for key, unit in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
+    assert all(
+        request.last >= 30 for request in requests.values() if request.model.model != "resnet20-4"
+    )
+    assert all(request.model.train is None for request in untrained.values())
+    assert {request.seed for key, request in untrained.items() if key[2] == "lenet"} == {0, 1, 2}
 
 
 FOLLOWED = {
@@ -161,45 +164,51 @@ FOLLOWED = {
 
 @needs("cifar100")
 def test_networks_are_followed_to_the_end_of_their_training_with_every_searched_policy(asked):
-    units = {key: unit for key, unit in asked()[0].items() if key[0] == "early"}
-    steps = {model: {key[1] for key in units if key[2] == model} for model in FOLLOWED}
+    requests = {key: request for key, request in asked()[0].items() if key[0] == "early"}
+    steps = {model: {key[1] for key in requests if key[2] == model} for model in FOLLOWED}
     assert steps == {model: {*STAGES, 7820} for model in FOLLOWED}
-    assert all(unit.model.step == (0 if key[1] == 7820 else key[1]) for key, unit in units.items())
-    lengths = {(key[2], unit.attack.steps) for key, unit in units.items()}
+    assert all(
+        request.model.step == (0 if key[1] == 7820 else key[1]) for key, request in requests.items()
+    )
+    lengths = {(key[2], request.attack.steps) for key, request in requests.items()}
     assert lengths == FOLLOWED.items(), "one figure, one length of attack"
-    policies = {model: {u.policy for k, u in units.items() if k[2] == model} for model in steps}
+    policies = {model: {u.policy for k, u in requests.items() if k[2] == model} for model in steps}
     assert policies == {model: {"", *SEARCHED, HYBRID} for model in FOLLOWED}
-    assert all(unit.model.train.policy == unit.policy for unit in units.values())
+    assert all(request.model.train.policy == request.policy for request in requests.values())
 
 
 @needs("cifar100")
 def test_every_policy_of_claim_1_has_a_network_trained_to_its_end(asked):
-    units = {key: unit for key, unit in asked()[0].items() if key[0] == "trained"}
-    attacked = {(key[2], unit.policy) for key, unit in units.items()}
+    requests = {key: request for key, request in asked()[0].items() if key[0] == "trained"}
+    attacked = {(key[2], request.policy) for key, request in requests.items()}
     every = {(model, policy) for model in ("lenet", "resnet20-1") for policy in POLICIES}
     assert attacked == every | {("convnet-16", policy) for policy in ("", HYBRID)}
-    for unit in units.values():
-        assert (unit.model.train.policy, unit.model.step, unit.last) == (unit.policy, 0, 100)
+    for request in requests.values():
+        assert (request.model.train.policy, request.model.step, request.last) == (
+            request.policy,
+            0,
+            100,
+        )
 
 
 @needs("cifar100")
 def test_the_papers_attack_stands_beside_the_strongest_on_the_same_images_and_starts(asked):
-    units, _, theirs = asked()
+    requests, _, theirs = asked()
     assert {key[0] for key in theirs} == {"initial", "early", "semi", "trained"}
-    for key, unit in theirs.items():
-        strongest = units[(*key, 0)]
-        assert unit.attack == dataclasses.replace(
+    for key, request in theirs.items():
+        strongest = requests[(*key, 0)]
+        assert request.attack == dataclasses.replace(
             ATTACKS["adam-cosine"], steps=strongest.attack.steps
         )
-        assert unit == dataclasses.replace(
-            strongest, attack=unit.attack, last=100 if key[0] == "initial" else 32
+        assert request == dataclasses.replace(
+            strongest, attack=request.attack, last=100 if key[0] == "initial" else 32
         )
 
 
 def test_at_smoke_one_untrained_network_is_attacked(asked):
-    units, crossed, theirs = asked("smoke")
-    assert [key[2:4] for key in units] == [("convnet-4", ""), ("convnet-4", HYBRID)]
-    assert {unit.last for unit in units.values()} == {2}
+    requests, crossed, theirs = asked("smoke")
+    assert [key[2:4] for key in requests] == [("convnet-4", ""), ("convnet-4", HYBRID)]
+    assert {request.last for request in requests.values()} == {2}
     assert not crossed
     assert not theirs
 
@@ -263,9 +272,9 @@ def test_network_and_target_are_crossed(asked):
     places = {(model, step) for model, step, _, _ in pairs}
     assert places == {(model, step) for model in FOLLOWED for step in (30, 300, 7820)}
     assert len(pairs) == 4 * len(places)
-    for (model, step, network, target), unit in pairs.items():
-        assert (unit.model.model, unit.model.step) == (model, step % 7820)
-        assert (network, target) == (unit.model.train.policy or "none", unit.policy or "none")
+    for (model, step, network, target), request in pairs.items():
+        assert (request.model.model, request.model.step) == (model, step % 7820)
+        assert (network, target) == (request.model.train.policy or "none", request.policy or "none")
 
 
 def crossed(network, target):
@@ -307,9 +316,9 @@ def test_what_lowers_the_psnr_is_told_apart():
 
 def test_the_floor_is_the_mean_of_transformed_training_images(kept):
     chosen = Sizes(model="lenet", regime="initial", steps=4)
-    unit = attack_unit(chosen, HYBRID)
-    rows = image_rows(unit.make(kept, torch.device("cpu")), unit)
-    target = to_images(unit.clients().used())
+    request = attack_request(chosen, HYBRID)
+    rows = image_rows(request.make(kept, torch.device("cpu")), request)
+    target = to_images(request.clients().used())
     guess = policy_image(chosen.dataset, HYBRID, True).expand_as(target)
     np.testing.assert_allclose(rows["floor_policy"], psnr(guess, target), rtol=1e-5)
     assert (
@@ -318,10 +327,10 @@ def test_the_floor_is_the_mean_of_transformed_training_images(kept):
 
 
 def test_a_perfect_reconstruction_is_first_among_a_hundred_and_another_image_is_not():
-    unit = attack_unit(Sizes(model="lenet"), first=98, last=103)
-    target = to_images(unit.clients().used())
-    assert ranks(unit, target)["rank_target"].tolist() == [1] * 5
-    assert ranks(unit, target.flip(0))["rank_target"].tolist() != [1] * 5
+    request = attack_request(Sizes(model="lenet"), first=98, last=103)
+    target = to_images(request.clients().used())
+    assert ranks(request, target)["rank_target"].tolist() == [1] * 5
+    assert ranks(request, target.flip(0))["rank_target"].tolist() != [1] * 5
 
 
 def test_the_round_is_chosen_on_some_images_and_counted_on_the_others():

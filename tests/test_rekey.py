@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from checks import TINY, attack_unit
+from checks import TINY, attack_request
 from safetensors.torch import load_file
 
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.store import Store
 from atslib.checkpoints import plain
 from atslib.clients.training import TrainConfig
@@ -55,9 +55,9 @@ def test_a_description_gets_the_fields_that_are_named_and_no_others(rekey):
 
 
 def test_results_and_what_names_them_get_the_keys_of_this_version(rekey, tmp_path, monkeypatch):
-    unit = attack_unit(TINY, "3-1-7")
+    request = attack_request(TINY, "3-1-7")
     store = Store(tmp_path / "store")
-    unit.make(store, torch.device("cpu"))
+    request.make(store, torch.device("cpu"))
     archive = Archive(tmp_path / "results")
     archive.write(store, embedded=True, pages={})
     (rows,) = archive._pages().values()
@@ -72,7 +72,9 @@ def test_results_and_what_names_them_get_the_keys_of_this_version(rekey, tmp_pat
                for key, row in rows.items() if "network" in row.facts}  # fmt: skip
     (page,) = archive._pages()
     archive.replace({page: old}, weights)
-    assert [unit_of(row.facts) for row in old.values() if row.facts["kind"] == "attack"] == [None]
+    assert [request_of(row.facts) for row in old.values() if row.facts["kind"] == "attack"] == [
+        None
+    ]
 
     named = tmp_path / "results" / page / "shapes-smoke" / "result.json"
     named.parent.mkdir(parents=True)
@@ -85,6 +87,8 @@ def test_results_and_what_names_them_get_the_keys_of_this_version(rekey, tmp_pat
     assert again.verify() == []
     assert again.entries().keys() == rows.keys()
     assert set(json.loads(named.read_text())["evidence"]) == set(rows)
-    key = store.path(unit.kind, unit).stem
-    assert unit_of(again.entries()[key]) == unit
-    assert torch.equal(again.read(key)["psnr"], load_file(store.path(unit.kind, unit))["psnr"])
+    key = store.path(request.kind, request).stem
+    assert request_of(again.entries()[key]) == request
+    assert torch.equal(
+        again.read(key)["psnr"], load_file(store.path(request.kind, request))["psnr"]
+    )

@@ -35,7 +35,7 @@ def test_reported_holds_table_1a_of_both_papers(source, policy, psnr, accuracy):
     assert values == {"PSNR_dB": psnr, "val_accuracy_pct": accuracy}
 
 
-def test_every_published_number_says_where_it_is_printed_and_in_what_unit():
+def test_every_published_number_says_where_it_is_printed_and_in_what_request():
     rows = reported()
     assert set(rows["source"]) >= {"ats", "replication"}
     assert set(rows["claim"]) >= {str(claim.number) for claim in CLAIMS if claim.figures}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checks import Sizes, attack_unit, model_unit
+from checks import Sizes, attack_request, model_request
 from safetensors.torch import load_file, save_file
 
 from atsbook import networks
@@ -137,8 +137,8 @@ def test_looking_at_a_network_on_its_way_does_not_change_where_it_ends(whole, st
 def test_a_network_on_its_way_is_that_of_the_whole_training_and_leaves_those_before_it(
     whole, store, step, before
 ):
-    unit = dataclasses.replace(WAY, step=step)
-    model, made = trained(unit, store, CPU)
+    request = dataclasses.replace(WAY, step=step)
+    model, made = trained(request, store, CPU)
     assert stages_in(store) == sorted({*before, step} & {*STAGES})
     assert not store.has("model", WAY)
     for earlier in {*before, step} & {3, 10}:
@@ -179,12 +179,12 @@ def test_stages_that_are_there_are_not_made_again(store, said):
 
 
 def test_a_training_to_a_step_that_runs_out_of_time_goes_on_to_the_same_network(whole, store):
-    unit = dataclasses.replace(WAY, step=10)
+    request = dataclasses.replace(WAY, step=10)
     with pytest.raises(OutOfTime):
-        trained(unit, Store(store.root, ends=time.monotonic()), CPU)
+        trained(request, Store(store.root, ends=time.monotonic()), CPU)
     assert stages_in(store) == [1, 3]
     assert same(
-        trained(unit, Store(store.root, ends=time.monotonic()), CPU)[1], stage(whole[1], 10)
+        trained(request, Store(store.root, ends=time.monotonic()), CPU)[1], stage(whole[1], 10)
     )
 
 
@@ -210,7 +210,7 @@ def target(policy="", **changes):
     config = dataclasses.replace(
         EIGHT, **{k: changes.pop(k) for k in ("crop_flip", "seed") if k in changes}
     )
-    clients = dataclasses.replace(attack_unit(config, policy), **changes).clients()
+    clients = dataclasses.replace(attack_request(config, policy), **changes).clients()
     return clients.photographs, clients.used(), clients.labels
 
 
@@ -247,24 +247,24 @@ def test_an_images_target_does_not_depend_on_the_range_it_is_attacked_in(policy,
 
 @pytest.mark.parametrize("start", ["normal", "uniform", "zeros"])
 def test_an_images_start_does_not_depend_on_range_policy_model_or_later_restarts(start):
-    unit = attack_unit(EIGHT, "")
-    unit = dataclasses.replace(
-        unit, attack=dataclasses.replace(unit.attack, start=start, restarts=2)
+    request = attack_request(EIGHT, "")
+    request = dataclasses.replace(
+        request, attack=dataclasses.replace(request.attack, start=start, restarts=2)
     )
-    model = network(unit.model)
-    whole = starts(unit, model)
+    model = network(request.model)
+    whole = starts(request, model)
     assert whole.shape == (2, 8, 3, 32, 32)
     for first, last in ((0, 3), (2, 4), (7, 8)):
-        part = starts(dataclasses.replace(unit, first=first, last=last), model)
+        part = starts(dataclasses.replace(request, first=first, last=last), model)
         assert torch.equal(part, whole[:, first:last])
     one = dataclasses.replace(
-        unit, policy=HYBRID, attack=dataclasses.replace(unit.attack, restarts=1, steps=9)
+        request, policy=HYBRID, attack=dataclasses.replace(request.attack, restarts=1, steps=9)
     )
     assert torch.equal(starts(one, model), whole[:1])
     if start != "zeros":
         assert not torch.equal(whole[0], whole[1])
         assert not torch.equal(whole[0, 0], whole[0, 1])
-        assert not torch.equal(starts(dataclasses.replace(unit, seed=1), model), whole)
+        assert not torch.equal(starts(dataclasses.replace(request, seed=1), model), whole)
 
 
 def test_without_crop_and_flip_an_image_without_a_policy_is_used_as_it_is():
@@ -274,7 +274,7 @@ def test_without_crop_and_flip_an_image_without_a_policy_is_used_as_it_is():
 
 def test_all_policies_of_one_seed_begin_from_the_same_weights():
     first, again, other = (
-        network(model_unit(dataclasses.replace(EIGHT, seed=seed), policy))
+        network(model_request(dataclasses.replace(EIGHT, seed=seed), policy))
         for seed, policy in ((0, ""), (0, HYBRID), (1, ""))
     )
     pairs = list(zip(first.parameters(), again.parameters(), other.parameters(), strict=True))
@@ -282,16 +282,16 @@ def test_all_policies_of_one_seed_begin_from_the_same_weights():
     assert not all(torch.equal(a, c) for a, _, c in pairs)
 
 
-def test_every_field_of_a_unit_changes_its_key(store):
-    unit = attack_unit(EIGHT, "")
+def test_every_field_of_a_request_changes_its_key(store):
+    request = attack_request(EIGHT, "")
     other = {
-        "model": dataclasses.replace(unit.model, seed=1),
+        "model": dataclasses.replace(request.model, seed=1),
         "policy": "28",
-        "attack": dataclasses.replace(unit.attack, tv=0.5),
+        "attack": dataclasses.replace(request.attack, tv=0.5),
         "first": 1,
         "last": 7,
         "crop_flip": False,
-        "threat": dataclasses.replace(unit.threat, labels="inferred"),
+        "threat": dataclasses.replace(request.threat, labels="inferred"),
         "defense": "prune:0.9",
         "frames": 3,
         "seed": 1,
@@ -299,11 +299,11 @@ def test_every_field_of_a_unit_changes_its_key(store):
         "every": True,
     }
     keys = {
-        store.path("attack", dataclasses.replace(unit, **{name: value}))
+        store.path("attack", dataclasses.replace(request, **{name: value}))
         for name, value in other.items()
     }
-    assert set(other) == {field.name for field in dataclasses.fields(unit)}
-    assert len(keys | {store.path("attack", unit)}) == 1 + len(other)
+    assert set(other) == {field.name for field in dataclasses.fields(request)}
+    assert len(keys | {store.path("attack", request)}) == 1 + len(other)
     models = {
         "dataset": "shapes-grey",
         "model": "lenet",
@@ -315,9 +315,9 @@ def test_every_field_of_a_unit_changes_its_key(store):
     models["step"] = 30
     assert set(models) == {field.name for field in dataclasses.fields(ModelRequest)}
     keys = {
-        store.path("model", dataclasses.replace(unit.model, **{n: v})) for n, v in models.items()
+        store.path("model", dataclasses.replace(request.model, **{n: v})) for n, v in models.items()
     }
-    assert len(keys | {store.path("model", unit.model)}) == 1 + len(models)
+    assert len(keys | {store.path("model", request.model)}) == 1 + len(models)
 
 
 # --- an attack of one's own ---------------------------------------------------------------------------------
@@ -338,19 +338,19 @@ class Flatter(Flat):
     """The same fields in another class."""
 
 
-def test_a_unit_takes_an_attack_of_ones_own(tmp_path):
+def test_a_request_takes_an_attack_of_ones_own(tmp_path):
     store = Store(tmp_path)
-    unit = attack_unit(Sizes(images=2), attack=Flat())
-    unit = dataclasses.replace(unit, model=dataclasses.replace(unit.model, train=None))
-    artifact = unit.make(store, torch.device("cpu"))
+    request = attack_request(Sizes(images=2), attack=Flat())
+    request = dataclasses.replace(request, model=dataclasses.replace(request.model, train=None))
+    artifact = request.make(store, torch.device("cpu"))
     assert (artifact["reconstruction"] == 0.5).all()
-    assert "Flat" in unit.title
-    assert unit.passes == 14
+    assert "Flat" in request.title
+    assert request.passes == 14
     for other in (Flat(0.25), Flatter()):
-        others = dataclasses.replace(unit, attack=other)
-        assert store.path(others.kind, others) != store.path(unit.kind, unit)
+        others = dataclasses.replace(request, attack=other)
+        assert store.path(others.kind, others) != store.path(request.kind, request)
     with pytest.raises(AtsError, match="or a frozen dataclass with a method run"):
-        dataclasses.replace(unit, attack="adam-cosine")
+        dataclasses.replace(request, attack="adam-cosine")
 
 
 # --- a damaged state of an attack ---------------------------------------------------------------------------
@@ -391,25 +391,31 @@ STATES = {
 
 @pytest.mark.parametrize("how", STATES)
 def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, how):
-    unit = attack_unit(Sizes(images=2, steps=4))
-    model = network(dataclasses.replace(unit.model, model="lenet"))
-    clients = unit.clients()
+    request = attack_request(Sizes(images=2, steps=4))
+    model = network(dataclasses.replace(request.model, model="lenet"))
+    clients = request.clients()
     seen = observe(model, clients.used().float() / 255, clients.labels, rng=rng(0))
-    start = starts(unit, model)
-    whole = reconstruct(seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2)
-    interrupted(seen, unit.attack, start, tmp_path / "state")
+    start = starts(request, model)
+    whole = reconstruct(seen, request.attack, rng=rng(0), start=start, frames=3, chunk=2)
+    interrupted(seen, request.attack, start, tmp_path / "state")
     (file,) = tmp_path.iterdir()
     again = reconstruct(
-        seen, unit.attack, rng=rng(0), start=start, frames=3, chunk=2, checkpoint=tmp_path / "state"
+        seen,
+        request.attack,
+        rng=rng(0),
+        start=start,
+        frames=3,
+        chunk=2,
+        checkpoint=tmp_path / "state",
     )
     assert torch.equal(again.images, whole.images)
 
-    interrupted(seen, unit.attack, start, tmp_path / "state")
+    interrupted(seen, request.attack, start, tmp_path / "state")
     STATES[how](file)
     with pytest.warns(UserWarning, match=r"state\.0-2 is not resumed .*the run starts anew"):
         anew = reconstruct(
             seen,
-            unit.attack,
+            request.attack,
             rng=rng(0),
             start=start,
             frames=3,
@@ -436,7 +442,7 @@ def test_floors_are_the_psnr_of_grey_of_the_mean_training_image_and_of_that_unde
     monkeypatch,
 ):
     monkeypatch.setitem(DATASETS, "two shades", two_shades)
-    plain = attack_unit(Sizes(images=2, dataset="two shades"), crop_flip=False)
+    plain = attack_request(Sizes(images=2, dataset="two shades"), crop_flip=False)
     black_and_white = torch.stack([torch.zeros(3, 8, 8), torch.full((3, 8, 8), 255)]).byte()
 
     def decibels(*errors):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from checks import Sizes, attack_unit
+from checks import Sizes, attack_request
 from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
@@ -179,7 +179,7 @@ def test_a_run_writes_tables_and_answers_and_computes_only_what_is_missing(root,
     folder = place / "results/toy/shapes-smoke"
     assert {path.name for path in folder.iterdir()} == {"result.json", "attacks.csv.gz"}
     assert stored_result(folder)["facts"]["images"] == 2
-    assert stored_result(folder)["cost"]["units"] > 0
+    assert stored_result(folder)["cost"]["requests"] > 0
     assert len(stored_digest(folder)) == 12
     assert (place / "README.md").read_text() == start(place / "results", book=False)
     assert (place / "book" / "intro.md").read_text() == start(place / "results", book=True)
@@ -287,18 +287,18 @@ def test_workers_make_what_one_thread_makes_here(tmp_path, said):
     import torch
 
     tiny = Sizes(steps=2, fraction=0.002)
-    units = [attack_unit(tiny, policy) for policy in ("", "28")]
+    requests = [attack_request(tiny, policy) for policy in ("", "28")]
     away, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
-    compute(units, away, "cpu", jobs=2)
+    compute(requests, away, "cpu", jobs=2)
     assert said[0] == "requests to compute: 2 model, 2 attack; 2 at once"
     assert said[-1].startswith("4 of 4 done: attack ")
     torch.set_num_threads(1)
-    for unit in units:
+    for request in requests:
         mine, theirs = (
-            unit.make(here, torch.device("cpu")),
-            unit.make(away, torch.device("cpu")),
+            request.make(here, torch.device("cpu")),
+            request.make(away, torch.device("cpu")),
         )
         assert all(torch.equal(mine[name], theirs[name]) for name in mine.tensors)
     said.clear()
-    compute(units, away, "cpu", jobs=2)
+    compute(requests, away, "cpu", jobs=2)
     assert said == []

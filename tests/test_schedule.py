@@ -15,7 +15,7 @@ from typing import ClassVar
 import cloudpickle
 import pytest
 import torch
-from checks import TINY, attack_unit, model_unit
+from checks import TINY, attack_request, model_request
 from made_pages import asked_by
 
 from atsbook.__main__ import main
@@ -48,54 +48,60 @@ RATES, FASTER = (
 )
 
 
-def stored(unit, store):
-    """As if the unit had been made: a plan looks at no more than whether it is there."""
-    store.get(unit.kind, unit, lambda state: {"x": torch.ones(1)})
+def stored(request, store):
+    """As if the request had been made: a plan looks at no more than whether it is there."""
+    store.get(request.kind, request, lambda state: {"x": torch.ones(1)})
 
 
 # --- the plan -----------------------------------------------------------------------------------------------
 
 
-def test_a_plan_has_each_unit_once_after_what_it_needs(store):
-    units = [attack_unit(TINY, policy, seed=seed) for policy in ("", "3-1-7") for seed in range(3)]
-    planned = plan([*units, *units[::-1]], store)
-    assert len(planned) == len(set(planned)) == len(set(units)) + 2  # two networks
-    for unit in units:
-        assert planned.index(unit.model) < planned.index(unit)
+def test_a_plan_has_each_request_once_after_what_it_needs(store):
+    requests = [
+        attack_request(TINY, policy, seed=seed) for policy in ("", "3-1-7") for seed in range(3)
+    ]
+    planned = plan([*requests, *requests[::-1]], store)
+    assert len(planned) == len(set(planned)) == len(set(requests)) + 2  # two networks
+    for request in requests:
+        assert planned.index(request.model) < planned.index(request)
 
 
 def test_an_untrained_network_is_nothing_to_make(store):
-    unit = attack_unit(dataclasses.replace(TINY, regime="initial"))
-    assert unit.needs == ()
-    assert plan([unit], store) == [unit]
+    request = attack_request(dataclasses.replace(TINY, regime="initial"))
+    assert request.needs == ()
+    assert plan([request], store) == [request]
 
 
 def test_a_network_on_its_way_is_planned_before_the_attack_on_it_and_takes_its_steps(store):
-    early = dataclasses.replace(model_unit(TINY), step=100)
-    unit = dataclasses.replace(attack_unit(TINY), model=early)
-    assert plan([unit], store) == [early, unit]
+    early = dataclasses.replace(model_request(TINY), step=100)
+    request = dataclasses.replace(attack_request(TINY), model=early)
+    assert plan([request], store) == [early, request]
     assert early.passes - dataclasses.replace(early, step=40).passes == 3 * 60 * early.train.batch
 
 
 def test_a_plan_leaves_out_what_is_stored(store):
-    units = [attack_unit(TINY, policy) for policy in ("", "28")]
-    everything = plan(units, store)
-    stored(units[0].model, store)
-    assert plan(units, store) == [unit for unit in everything if unit != units[0].model]
-    stored(units[1], store)
+    requests = [attack_request(TINY, policy) for policy in ("", "28")]
+    everything = plan(requests, store)
+    stored(requests[0].model, store)
+    assert plan(requests, store) == [
+        request for request in everything if request != requests[0].model
+    ]
+    stored(requests[1], store)
     # The network of a stored attack is planned all the same: a page reads its accuracy.
-    assert plan(units, store) == [units[0], units[1].model]
+    assert plan(requests, store) == [requests[0], requests[1].model]
 
 
-def test_the_time_of_a_unit_grows_with_its_work_and_falls_with_the_rate():
-    unit = attack_unit(TINY)
-    longer = dataclasses.replace(unit, attack=dataclasses.replace(unit.attack, steps=20))
-    assert seconds(unit, RATES) > 0
-    assert seconds(longer, RATES) == pytest.approx(10 * seconds(unit, RATES))
-    assert seconds(unit, FASTER) == pytest.approx(seconds(unit, RATES) / 2)
-    wider = dataclasses.replace(unit, model=dataclasses.replace(unit.model, model="convnet-16"))
-    assert seconds(wider, RATES) > seconds(unit, RATES)
-    assert seconds(dataclasses.replace(unit.model, train=None), RATES) == 0
+def test_the_time_of_a_request_grows_with_its_work_and_falls_with_the_rate():
+    request = attack_request(TINY)
+    longer = dataclasses.replace(request, attack=dataclasses.replace(request.attack, steps=20))
+    assert seconds(request, RATES) > 0
+    assert seconds(longer, RATES) == pytest.approx(10 * seconds(request, RATES))
+    assert seconds(request, FASTER) == pytest.approx(seconds(request, RATES) / 2)
+    wider = dataclasses.replace(
+        request, model=dataclasses.replace(request.model, model="convnet-16")
+    )
+    assert seconds(wider, RATES) > seconds(request, RATES)
+    assert seconds(dataclasses.replace(request.model, train=None), RATES) == 0
 
 
 def in_seconds(text):
@@ -122,20 +128,20 @@ def test_durations_are_said_in_words(time, words):
 @pytest.mark.parametrize(
     ("times", "slots", "together"), [([], 2, 0), ([9], 2, 9), ([4, 4, 4], 2, 6), ([8, 2, 1], 4, 8)]
 )
-def test_the_longest_unit_is_not_divided_among_workers(times, slots, together):
+def test_the_longest_request_is_not_divided_among_workers(times, slots, together):
     assert shared(times, slots) == together
 
 
-def test_the_plan_in_words_names_every_unit_and_says_once_how_long_all_may_take():
-    units = [attack_unit(TINY, policy) for policy in ("", "28", "30")]
-    head, *titles, last = describe(units, "cpu", 2).splitlines()
+def test_the_plan_in_words_names_every_request_and_says_once_how_long_all_may_take():
+    requests = [attack_request(TINY, policy) for policy in ("", "28", "30")]
+    head, *titles, last = describe(requests, "cpu", 2).splitlines()
     assert head == "3 requests to compute:"
-    assert [title.strip() for title in titles] == [unit.title for unit in units]
+    assert [title.strip() for title in titles] == [request.title for request in requests]
     assert last.endswith(
         "with 2 at once on this machine, by what such work took on one core of a CPU"
     )
-    times = [seconds(unit, USUAL) for unit in 1000 * units]
-    long = describe(1000 * units, "cpu", 2).splitlines()[-1]
+    times = [seconds(request, USUAL) for request in 1000 * requests]
+    long = describe(1000 * requests, "cpu", 2).splitlines()[-1]
     assert in_seconds(long) == pytest.approx(sum(times) / 2, rel=0.1)
 
 
@@ -170,13 +176,13 @@ def same(one, other):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_unit_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it(tmp_path, said):
-    long = dataclasses.replace(model_unit(TINY), train=TrainConfig(epochs=40))
-    attack = dataclasses.replace(attack_unit(TINY), model=long)
+def test_a_request_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it(tmp_path, said):
+    long = dataclasses.replace(model_request(TINY), train=TrainConfig(epochs=40))
+    attack = dataclasses.replace(attack_request(TINY), model=long)
     store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     # Estimates are kept in this process. Made now, they do not use up the time in which to begin.
-    for unit in (long, attack):
-        schedule.seconds(unit, USUAL)
+    for request in (long, attack):
+        schedule.seconds(request, USUAL)
     compute([attack], store, "cpu", jobs=1, ends=time.monotonic() + 0.3)
     assert said[1:] == [f"time is over: {long.title} goes on where it is with the next run"]
     assert not list(store.entries())
@@ -189,30 +195,30 @@ def test_a_unit_that_outlasts_the_budget_pauses_and_the_next_run_goes_on_with_it
 
 
 def test_an_attack_that_outlasts_the_budget_pauses_too(tmp_path, monkeypatch):
-    unit = attack_unit(TINY)
+    request = attack_request(TINY)
     store, here = Store(tmp_path / "away"), Store(tmp_path / "here")
-    unit.model.make(store, CPU)
+    request.model.make(store, CPU)
     monkeypatch.setattr("atslib.attacks.engine.SAVE_EVERY", 0)
     for _ in range(TINY.steps):  # each call takes one step
         with pytest.raises(OutOfTime):
-            unit.make(Store(store.root, ends=time.monotonic()), CPU)
-        assert not store.has(unit.kind, unit)
-    same(unit.make(Store(store.root, ends=time.monotonic()), CPU), unit.make(here, CPU))
+            request.make(Store(store.root, ends=time.monotonic()), CPU)
+        assert not store.has(request.kind, request)
+    same(request.make(Store(store.root, ends=time.monotonic()), CPU), request.make(here, CPU))
 
 
 def test_a_worker_elsewhere_gives_its_state_back_and_another_goes_on_from_it(tmp_path):
-    unit = dataclasses.replace(model_unit(TINY), train=TrainConfig(epochs=3))
+    request = dataclasses.replace(model_request(TINY), train=TrainConfig(epochs=3))
     store, here = Store(tmp_path / "driver"), Store(tmp_path / "here")
     calls, done = 0, False
     while not done:
-        sent = store.files(unit.kind, unit)
+        sent = store.files(request.kind, request)
         assert bool(sent) == bool(calls)
-        done, _, made = schedule._work(cloudpickle.dumps(unit), None, sent, "cpu", 0.0)
+        done, _, made = schedule._work(cloudpickle.dumps(request), None, sent, "cpu", 0.0)
         store.take_in(made)
         calls += 1
     assert calls > 1
     assert store.verify() == []
-    same(unit.make(store, CPU), unit.make(here, CPU))
+    same(request.make(store, CPU), request.make(here, CPU))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -223,8 +229,8 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
         "from atsbook.runs.schedule import compute\nfrom atsbook.store import Store\n"
         "if __name__ == '__main__':\n"
         "    train = TrainConfig(epochs=100_000)\n"
-        "    unit = ModelRequest(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"
-        "    compute([unit], Store('kept'), 'cpu', jobs=1)\n"
+        "    request = ModelRequest(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"
+        "    compute([request], Store('kept'), 'cpu', jobs=1)\n"
     )
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -247,7 +253,7 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Asks:
-    """A unit that keeps how many seconds its worker has for it."""
+    """A request that keeps how many seconds its worker has for it."""
 
     kind: ClassVar[str] = "asks"
     title: ClassVar[str] = "asks"
@@ -261,7 +267,7 @@ class Asks:
 @pytest.mark.usefixtures("in_this_process")
 def test_a_budget_is_counted_in_seconds_whatever_a_clock_shows(store, monkeypatch):
     """Neither a wall clock that is set meanwhile nor the clock of a worker's machine changes it."""
-    monkeypatch.setattr(schedule, "seconds", lambda unit, rate: 1.0)
+    monkeypatch.setattr(schedule, "seconds", lambda request, rate: 1.0)
     days = itertools.count(step=86_400)
     monkeypatch.setattr(time, "time", lambda: float(next(days)))
     compute([Asks()], store, "cpu", jobs=1, ends=time.monotonic() + 100)
@@ -283,17 +289,17 @@ def wait_for(condition, seconds):
 
 
 def test_without_time_nothing_is_begun(store, said):
-    compute([attack_unit(TINY)], store, "cpu", jobs=1, ends=time.monotonic())
+    compute([attack_request(TINY)], store, "cpu", jobs=1, ends=time.monotonic())
     assert said == ["requests to compute: 1 model, 1 attack; 1 at once"]
     assert not list(store.entries())
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_the_same_numbers(
+def test_a_request_that_would_come_too_late_is_left_and_a_second_run_finishes_with_the_same_numbers(
     tmp_path, said
 ):
-    first, later = model_unit(TINY), Long(**vars(model_unit(TINY, "28")))
-    attack = dataclasses.replace(attack_unit(TINY, "28"), model=later)
+    first, later = model_request(TINY), Long(**vars(model_request(TINY, "28")))
+    attack = dataclasses.replace(attack_request(TINY, "28"), model=later)
     store, here = Store(tmp_path / "away", say=said.append), Store(tmp_path / "here")
     # The first is begun since nothing is known of its kind; by its pace the second takes years.
     compute([first, attack], store, "cpu", jobs=1, ends=time.monotonic() + 3600)
@@ -303,26 +309,28 @@ def test_a_unit_that_would_come_too_late_is_left_and_a_second_run_finishes_with_
         rf"1 of 3 done, about [\d,]+ hours left, 60 min of it now: model {re.escape(first.title)}, \d+ s",
         line,
     )
-    assert [unit for unit in (first, later, attack) if store.has(unit.kind, unit)] == [first]
+    assert [request for request in (first, later, attack) if store.has(request.kind, request)] == [
+        first
+    ]
     said.clear()
     compute([first, attack], store, "cpu", jobs=1)
     assert said[0] == "requests to compute: 1 model, 1 attack; 1 at once"
     assert [line.split(" done")[0] for line in said[1:]] == ["1 of 2", "2 of 2"]
-    for unit in (first, later, attack):
+    for request in (first, later, attack):
         same(
             *(
                 made[1] if isinstance(made, tuple) else made
-                for made in (unit.make(here, CPU), unit.make(store, CPU))
+                for made in (request.make(here, CPU), request.make(store, CPU))
             )
         )
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys):
+def test_a_bar_moves_while_requests_run_and_leaves_the_lines_alone(tmp_path, capsys):
     store = Store(tmp_path / "store", say=say, progress=True)
-    compute([attack_unit(TINY, policy) for policy in ("", "28")], store, "cpu", jobs=1)
+    compute([attack_request(TINY, policy) for policy in ("", "28")], store, "cpu", jobs=1)
     text = capsys.readouterr().err
-    assert "now " + attack_unit(TINY, "28").title in text
+    assert "now " + attack_request(TINY, "28").title in text
     shares = [int(share) for share in re.findall(r"(\d+)%", text)]
     assert shares == sorted(shares)
     assert shares[0] == 0
@@ -331,12 +339,12 @@ def test_a_bar_moves_while_units_run_and_leaves_the_lines_alone(tmp_path, capsys
     assert len([line for line in lines if re.match(r"\d of 4 done", line)]) == 4
 
 
-def test_a_unit_of_a_gpu_runs_in_this_process(store):
+def test_a_request_of_a_gpu_runs_in_this_process(store):
     """No GPU is needed: the executor is the whole difference."""
-    units = plan([attack_unit(TINY)], store)
+    requests = plan([attack_request(TINY)], store)
     with InThisProcess() as pool:
-        _Schedule(units, store, None).run(pool, "cpu", lambda: 1)
-    assert plan(units, store) == []
+        _Schedule(requests, store, None).run(pool, "cpu", lambda: 1)
+    assert plan(requests, store) == []
     with pytest.raises(ZeroDivisionError):
         pool.submit(lambda: 1 / 0).result()
 
@@ -351,16 +359,16 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(root, page, capsys)
     assert main(["run", "toy", "--profile", "smoke", "--dry-run"]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
-    units = asked_by()
+    requests = asked_by()
     assert captured.out == ""
     assert lines[0] == "toy: profile smoke, convnet-4 on shapes, seed 0"
-    assert lines[1] == f"toy, {len(units)} requests to compute:"
-    assert [line.strip() for line in lines[2:-1]] == [unit.title for unit in units]
+    assert lines[1] == f"toy, {len(requests)} requests to compute:"
+    assert [line.strip() for line in lines[2:-1]] == [request.title for request in requests]
     assert lines[-1].startswith("about ")
     assert sorted(root.rglob("*")) == before
     assert not Store().root.exists()
-    for unit in units:
-        unit.make(Store(), torch.device("cpu"))
+    for request in requests:
+        request.make(Store(), torch.device("cpu"))
     assert main(["run", "toy", "--profile", "smoke", "--dry-run"]) == 0
     assert "toy: nothing is missing" in capsys.readouterr().err
     assert sorted(root.rglob("*")) == before
@@ -388,7 +396,7 @@ def test_what_is_no_duration_is_refused_in_one_line(refusal, text):
 
 
 @pytest.mark.jupyter
-def test_pages_that_wait_for_units_are_named(root, page, store, said):
+def test_pages_that_wait_for_requests_are_named(root, page, store, said):
     page("toy")
     page("other", ("28",))
     options = {"profile": "smoke", "compute_only": True, "budget": 0}

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from checks import TINY as TWO_IMAGES
-from checks import search_unit, semi_trained
+from checks import search_request, semi_trained
 from safetensors.torch import save_file
 
 from atsbook import experiment
@@ -41,15 +41,15 @@ def drawn():
 # --- scores of given policies -------------------------------------------------------------------------------
 
 
-def score_unit(*policies, **changes):
+def score_request(*policies, **changes):
     fields = {"model": semi_trained(TINY), "policies": policies, "images": 3, "points": 5}
     return ScoreRequest(**(fields | changes))
 
 
 @pytest.fixture(scope="module")
 def together(kept):
-    """Five policies in one unit, of which three are one function."""
-    return score_unit("", "3-1-7", "28", "39", HYBRID).make(kept, CPU)
+    """Five policies in one request, of which three are one function."""
+    return score_request("", "3-1-7", "28", "39", HYBRID).make(kept, CPU)
 
 
 def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
@@ -69,8 +69,8 @@ def test_a_score_is_the_area_under_the_curve_of_the_moved_image(together, kept):
 
 def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
     alone, beside = (
-        score_unit(HYBRID).make(kept, CPU),
-        score_unit("7", HYBRID).make(kept, CPU),
+        score_request(HYBRID).make(kept, CPU),
+        score_request("7", HYBRID).make(kept, CPU),
     )
     for found in (alone["scores"][0], beside["scores"][1]):
         torch.testing.assert_close(found, together["scores"][4], atol=1e-5, rtol=0)
@@ -79,34 +79,34 @@ def test_a_score_does_not_depend_on_the_policies_beside_it(together, kept):
 def test_a_scoring_that_outlasts_the_budget_goes_on_where_it_was(
     together, kept, store, monkeypatch
 ):
-    unit = score_unit("", "3-1-7", "28", "39", HYBRID)
-    trained(unit.model, store, CPU)
+    request = score_request("", "3-1-7", "28", "39", HYBRID)
+    trained(request.model, store, CPU)
     monkeypatch.setattr(scoring, "TOGETHER", 7)  # two policies of three images at a time
     for _ in range(3):
         with pytest.raises(OutOfTime):
-            unit.make(Store(store.root, ends=time.monotonic()), CPU)
-        assert not store.has(unit.kind, unit)
+            request.make(Store(store.root, ends=time.monotonic()), CPU)
+        assert not store.has(request.kind, request)
     monkeypatch.setattr(scoring, "gradsim_curve", None)  # all is computed
-    found = unit.make(store, CPU)
+    found = request.make(store, CPU)
     torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
     assert not list(store.root.glob("*/*.state"))
 
 
 def test_a_scoring_does_not_go_on_with_what_was_damaged(together, kept, store):
-    unit = score_unit("", "3-1-7", "28", "39", HYBRID)
-    trained(unit.model, store, CPU)
-    state = store.path(unit.kind, unit).with_suffix(".state")
+    request = score_request("", "3-1-7", "28", "39", HYBRID)
+    trained(request.model, store, CPU)
+    state = store.path(request.kind, request).with_suffix(".state")
     state.parent.mkdir(exist_ok=True)
     save_file({"curves": torch.zeros(5, 3, 5)}, state)
     with pytest.warns(UserWarning, match="is not resumed"):
-        found = unit.make(store, CPU)
+        found = request.make(store, CPU)
     torch.testing.assert_close(found["curves"], together["curves"], atol=1e-5, rtol=0)
 
 
 def test_a_score_depends_on_the_network_the_seed_and_the_variant(together, kept):
     untrained = dataclasses.replace(semi_trained(TINY), model="convnet-4", train=None)
     for change in ({"model": untrained}, {"seed": 1}, {"variant": "code"}):
-        other = score_unit("3-1-7", **change).make(kept, CPU)["scores"][0]
+        other = score_request("3-1-7", **change).make(kept, CPU)["scores"][0]
         assert ((other - together["scores"][1]).abs() > 1e-4).all()  # equal ones agree to 1e-5
 
 
@@ -121,36 +121,36 @@ def test_ids_28_and_39_score_as_no_policy(together):
 
 def test_more_images_than_there_are_is_refused_before_anything_is_computed(store, said):
     with pytest.raises(AtsError, match="41 images to score: shapes has 40 test images"):
-        score_unit("3", images=41).make(store, CPU)
+        score_request("3", images=41).make(store, CPU)
     assert said == []
 
 
-def test_every_field_of_a_unit_changes_its_key(store):
-    for unit, other in (
+def test_every_field_of_a_request_changes_its_key(store):
+    for request, other in (
         (
-            score_unit("3"),
+            score_request("3"),
             {"policies": ("4",), "images": 2, "points": 6, "variant": "code", "seed": 1},
         ),
         (
-            search_unit(TINY),
-            {"config": dataclasses.replace(search_unit(TINY).config, keep=1), "seed": 1},
+            search_request(TINY),
+            {"config": dataclasses.replace(search_request(TINY).config, keep=1), "seed": 1},
         ),
     ):
-        other |= {"model": dataclasses.replace(unit.model, seed=1)}
-        assert set(other) == {field.name for field in dataclasses.fields(unit)}
+        other |= {"model": dataclasses.replace(request.model, seed=1)}
+        assert set(other) == {field.name for field in dataclasses.fields(request)}
         keys = {
-            store.path(unit.kind, dataclasses.replace(unit, **{name: value}))
+            store.path(request.kind, dataclasses.replace(request, **{name: value}))
             for name, value in other.items()
         }
-        assert len(keys | {store.path(unit.kind, unit)}) == 1 + len(other)
+        assert len(keys | {store.path(request.kind, request)}) == 1 + len(other)
 
 
-def test_what_a_unit_costs_and_needs():
-    unit = score_unit("3", "4")
-    assert unit.passes == 3 * 2 * 3 * 5  # forward and backward, policies, images, points
-    assert unit.needs == search_unit(TINY).needs == (semi_trained(TINY),)
-    assert score_unit("3", model=dataclasses.replace(unit.model, train=None)).needs == ()
-    assert search_unit(TINY).passes == 3 * 4 * (3 * 2 * 1 + 8)
+def test_what_a_request_costs_and_needs():
+    request = score_request("3", "4")
+    assert request.passes == 3 * 2 * 3 * 5  # forward and backward, policies, images, points
+    assert request.needs == search_request(TINY).needs == (semi_trained(TINY),)
+    assert score_request("3", model=dataclasses.replace(request.model, train=None)).needs == ()
+    assert search_request(TINY).passes == 3 * 4 * (3 * 2 * 1 + 8)
 
 
 # --- the search ---------------------------------------------------------------------------------------------
@@ -166,15 +166,15 @@ def test_the_search_sees_no_image_that_a_page_attacks(there, first, monkeypatch)
 @pytest.fixture(scope="module")
 def found(kept):
     """The candidates of a search that is in the store."""
-    unit = search_unit(TINY)
-    unit.make(kept, CPU)
-    table = pd.DataFrame(searched(unit, kept, CPU).table)
+    request = search_request(TINY)
+    request.make(kept, CPU)
+    table = pd.DataFrame(searched(request, kept, CPU).table)
     return table.assign(pareto=pareto(table["s_pri"], table["s_acc"]))
 
 
 def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
     made = []
-    again = searched(search_unit(TINY), Store(kept.root, say=made.append), CPU)
+    again = searched(search_request(TINY), Store(kept.root, say=made.append), CPU)
     pd.testing.assert_frame_equal(pd.DataFrame(again.table), found.drop(columns="pareto"))
     assert made == []
 
@@ -182,13 +182,13 @@ def test_a_second_search_is_the_same_table_and_computes_nothing(found, kept):
 def test_a_search_from_nothing_is_the_same_table_and_its_artifact_is_the_time_it_took(
     found, store, said
 ):
-    unit = search_unit(TINY)
-    unit.make(store, CPU)
-    again = searched(unit, store, CPU)
+    request = search_request(TINY)
+    request.make(store, CPU)
+    again = searched(request, store, CPU)
     pd.testing.assert_frame_equal(pd.DataFrame(again.table), found.drop(columns="pareto"))
     assert [line.split()[1] for line in said] == ["model", "score", "score", "search"]
     shards = [facts["seconds"] for path, facts in store.entries() if path.parent.name == "score"]
-    assert float(unit.make(store, CPU)["seconds"]) >= sum(shards) - 0.05  # facts are rounded
+    assert float(request.make(store, CPU)["seconds"]) >= sum(shards) - 0.05  # facts are rounded
 
 
 # --- figures ------------------------------------------------------------------------------------------------

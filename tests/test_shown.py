@@ -191,8 +191,8 @@ def executed(tmp_path_factory):
     (place / "pyproject.toml").touch()
     write_page(place, "steps")
     few = Store(tmp_path_factory.mktemp("few"))
-    for unit in asked_by():
-        unit.make(few, torch.device("cpu"))
+    for request in asked_by():
+        request.make(few, torch.device("cpu"))
     Archive(place / "results").write(few, embedded=True)
     notebooks.execute("steps", {"profile": "smoke"}, root=place, store=few)
     return place

@@ -14,7 +14,7 @@ from atsbook.runs import schedule
 from atsbook.runs import study as kept_runs
 from atsbook.runs.archive import Archive
 from atsbook.runs.scoring import ScoreRequest
-from atsbook.runs.study import Request, Study, check_parameters
+from atsbook.runs.study import Handle, Study, check_parameters
 from atsbook.store import Store
 from atslib.attacks import ATTACKS
 from atslib.clients.training import TrainConfig
@@ -32,17 +32,17 @@ def study(tmp_path):
     return Study("smoke", store=tmp_path / "store")
 
 
-def made(study, *requests):
+def made(study, *handles):
     """Make requests in this process, which is faster than workers for so little."""
-    for request in requests:
-        for unit in (*request.unit.needs, request.unit):
-            unit.make(study._own, CPU)
+    for handle in handles:
+        for request in (*handle.request.needs, handle.request):
+            request.make(study._own, CPU)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_the_units_that_pages_have_always_kept(study):
+def test_requests_are_those_that_pages_have_always_kept(study):
     network = study.network("convnet-4", train=TrainConfig(policy="3", epochs=2), fraction=0.5)
     model = ModelRequest(
         dataset="shapes",
@@ -51,7 +51,7 @@ def test_requests_are_the_units_that_pages_have_always_kept(study):
         train=TrainConfig(policy="3", epochs=2),
         seed=0,
     )
-    assert network.unit == model
+    assert network.request == model
     run = study.attack(
         network, policy="3-1-7", draw=2, attack="adam-cosine", steps=7, images=range(1, 4)
     )
@@ -59,17 +59,19 @@ def test_requests_are_the_units_that_pages_have_always_kept(study):
     expected = AttackRequest(
         model=model, policy="3-1-7", attack=attack, first=1, last=4, frames=0, seed=2
     )
-    assert run.unit == expected
-    assert study.store.path(run.unit.kind, run.unit) == study.store.path("attack", expected)
+    assert run.request == expected
+    assert study.store.path(run.request.kind, run.request) == study.store.path("attack", expected)
     each = study.attack(network, attack="adam-cosine", images=2, every=True)
-    assert each.unit.every
-    assert dataclasses.replace(each.unit, every=False) == study.attack(network, **NO_STEPS).unit
+    assert each.request.every
+    assert (
+        dataclasses.replace(each.request, every=False) == study.attack(network, **NO_STEPS).request
+    )
     undone = Undone(inner=attack, images="shapes", crop_flip=True)
     named = study.attack(network, policy="3-1-7", attack=undone, images=2)
-    assert (named.unit.attack, named.unit.kind) == (undone, "attack-Undone")
+    assert (named.request.attack, named.request.kind) == (undone, "attack-Undone")
     scores = study.scores(network, ["", "3"], images=2)
-    assert scores.unit == ScoreRequest(model=model, policies=("", "3"), images=2, points=4)
-    assert run == Request(expected, Study("smoke", store=study.store.root))  # wherever it is kept
+    assert scores.request == ScoreRequest(model=model, policies=("", "3"), images=2, points=4)
+    assert run == Handle(expected, Study("smoke", store=study.store.root))  # wherever it is kept
 
 
 def test_what_cannot_be_meant_is_refused_with_what_can(study):
@@ -87,7 +89,7 @@ def test_what_cannot_be_meant_is_refused_with_what_can(study):
         (lambda: study.attack(network, steps=0), "steps=0"),
         (lambda: study.attack(network, attack=guess, steps=3), "has no steps"),
         (lambda: study.scores(network, [""], images=range(1, 3)), "begin at 0"),
-        (lambda: study[network.unit], "request="),
+        (lambda: study[network.request], "request="),
         (lambda: Study("large"), "profile 'large' is unknown"),
         (lambda: Study("smoke", "cifr10"), "dataset 'cifr10' is unknown"),
     ]
@@ -189,7 +191,7 @@ def test_a_function_that_uses_what_no_key_can_hold_is_refused():
 
 def test_a_network_and_an_attack_of_ones_own_are_requests_as_any_other(study):
     network = study.network(Small)
-    assert network.unit.model == "Small"
+    assert network.request.model == "Small"
     runs = {
         "function": study.attack(network, attack=guess, images=2),
         "object": study.attack(network, attack=Grey(0.5), images=2),
@@ -197,7 +199,9 @@ def test_a_network_and_an_attack_of_ones_own_are_requests_as_any_other(study):
         "class": study.attack(network, attack=Grey, images=2),
         "preset": study.attack(network, **FEW),
     }
-    assert len({study.store.path(run.unit.kind, run.unit) for run in runs.values()}) == len(runs)
+    assert len({study.store.path(run.request.kind, run.request) for run in runs.values()}) == len(
+        runs
+    )
     made(study, *runs.values())
     table = study.table(runs, ["attack"])
     assert len(table) == 2 * len(runs)
@@ -218,7 +222,7 @@ def test_a_trained_network_of_ones_own_is_kept_under_its_source(study):
         "accuracy",
         "train",
     ]
-    assert "class Small" in study.store.facts(network.unit)["config"]["build"]
+    assert "class Small" in study.store.facts(network.request)["config"]["build"]
 
 
 @pytest.mark.process
@@ -279,7 +283,7 @@ def shipped(tmp_path, monkeypatch):
 
 def test_what_ships_is_read_and_only_what_is_new_is_computed(shipped):
     study, used, alone, run = shipped
-    asked = [Request(each.unit, study) for each in (used, alone, run)]
+    asked = [Handle(each.request, study) for each in (used, alone, run)]
     assert study.missing(asked) == []
     assert (
         study.table({"": asked[2]}, ["policy"])["psnr"].tolist()
@@ -289,12 +293,12 @@ def test_what_ships_is_read_and_only_what_is_new_is_computed(shipped):
     assert not list(study._own.entries())  # nothing was copied
     new = study.attack(asked[0], policy="3", **FEW)
     assert study.missing([asked[2], new]) == [
-        new.unit
+        new.request
     ]  # its network has its weights in the evidence
     beyond = study.attack(asked[1], policy="3", **FEW)
     assert study.missing([beyond]) == [
-        alone.unit,
-        beyond.unit,
+        alone.request,
+        beyond.request,
     ]  # of this one only the accuracy ships
     study.compute([new])
     assert {facts["kind"] for _, facts in study._own.entries()} == {"model", "attack"}
@@ -303,7 +307,7 @@ def test_what_ships_is_read_and_only_what_is_new_is_computed(shipped):
 
 def test_the_weights_that_ship_are_those_of_the_network(shipped):
     study, used, *_ = shipped
-    mine, theirs = (request.value.state_dict() for request in (Request(used.unit, study), used))
+    mine, theirs = (request.value.state_dict() for request in (Handle(used.request, study), used))
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
@@ -356,7 +360,7 @@ def test_scores_have_a_row_per_policy_and_image(study):
 def test_results_on_a_gpu_are_made_in_this_process(monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        kept_runs, "compute", lambda units, store, device, *rest: seen.update(device=device)
+        kept_runs, "compute", lambda requests, store, device, *rest: seen.update(device=device)
     )
     monkeypatch.setattr(kept_runs, "device_of", lambda name: torch.device("cuda"))
     study = Study("smoke")

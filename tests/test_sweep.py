@@ -1,4 +1,4 @@
-"""Attacks and scores of every policy: the numbers of single units, rungs that keep the least; the
+"""Attacks and scores of every policy: the numbers of single requests, rungs that keep the least; the
 map, and the rule of the page's notebook.
 """
 
@@ -55,7 +55,7 @@ PLAN = Halving(
 
 
 def scores(score, variants, images, points=0):
-    """Scores of the twelve policies in one unit."""
+    """Scores of the twelve policies in one request."""
     return SweepScores(
         model=LENET, score=score, variants=variants, images=images, count=12, low=0, high=12, points=points
     )  # fmt: skip
@@ -70,7 +70,9 @@ def kept(tmp_path_factory):
 
 
 def rungs(store):
-    return PLAN, [[unit.make(store, CPU) for unit in PLAN.units(k)] for k in range(len(PLAN.rungs))]
+    return PLAN, [
+        [request.make(store, CPU) for request in PLAN.requests(k)] for k in range(len(PLAN.rungs))
+    ]
 
 
 def test_numbers_are_places_among_all_distinct_functions():
@@ -82,9 +84,11 @@ def test_numbers_are_places_among_all_distinct_functions():
 
 def test_a_gain_is_that_of_the_policys_own_attack(kept):
     plan, (first, _) = rungs(kept)
-    for unit, made in zip(plan.units(0), first, strict=True):
+    for request, made in zip(plan.requests(0), first, strict=True):
         assert (
-            made["gain"].shape == made["image"].shape == (unit.high - unit.low, plan.rungs[0].each)
+            made["gain"].shape
+            == made["image"].shape
+            == (request.high - request.low, plan.rungs[0].each)
         )
         number, image = int(made["number"][1]), int(made["image"][1, 1])
         own = AttackRequest(
@@ -98,10 +102,10 @@ def test_a_gain_is_that_of_the_policys_own_attack(kept):
 
 
 def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
-    unit = PLAN.units(1)[0]  # each of its policies meets all three images
-    told = SweepOutcomes(attacks=unit).make(kept, CPU)
-    assert torch.equal(told["number"], unit.make(kept, CPU)["number"])
-    assert SweepOutcomes(attacks=unit).needs == unit.needs  # the rung before, too
+    request = PLAN.requests(1)[0]  # each of its policies meets all three images
+    told = SweepOutcomes(attacks=request).make(kept, CPU)
+    assert torch.equal(told["number"], request.make(kept, CPU)["number"])
+    assert SweepOutcomes(attacks=request).needs == request.needs  # the rung before, too
     own = AttackRequest(
         model=LENET, policy=str(all_policies()[int(told["number"][1])]), attack=SHORT, first=0, last=3, frames=0,
         seed=PLAN.seed,
@@ -112,7 +116,7 @@ def test_what_the_attacks_tell_is_what_the_policys_own_attack_tells(kept):
         torch.testing.assert_close(told[name][1], alone[name], atol=0.05, rtol=0)
     # of the very same images, since a last bit may decide a rank
     model = network(LENET).eval()
-    _, _, made = sweep._recovered(unit, model, told["number"].tolist(), CPU)
+    _, _, made = sweep._recovered(request, model, told["number"].tolist(), CPU)
     test = load("shapes", "test")
     candidates, truth = own_class(test.labels, range(3))
     alike = match(made[3:6], test.pixels, candidates, own.policy)
@@ -146,9 +150,9 @@ def test_scores_are_those_of_the_score_pages(kept):
     made = PRIVACY.make(kept, CPU)["scores"]
     policies = tuple(str(all_policies()[n]) for n in spaced(12))
     for place, variant in enumerate(PRIVACY.variants):
-        unit = ScoreRequest(model=LENET, policies=policies, images=2, points=3, variant=variant)
+        request = ScoreRequest(model=LENET, policies=policies, images=2, points=3, variant=variant)
         torch.testing.assert_close(
-            made[place], unit.make(kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
+            made[place], request.make(kept, CPU)["scores"].to(made), rtol=1e-4, atol=1e-5
         )
     found = scores("accuracy", ("code",), 8).make(kept, CPU)["scores"][0, 3, 0]
     own = accuracy_score(
@@ -157,24 +161,24 @@ def test_scores_are_those_of_the_score_pages(kept):
     assert float(found) == pytest.approx(own, rel=1e-5)
 
 
-def test_units_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_path):
+def test_requests_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_path):
     plan, (first, second) = rungs(kept)
-    archive = Archive(tmp_path / "units")
+    archive = Archive(tmp_path / "requests")
     archive.write(kept, embedded=True)
     again = Store(tmp_path / "again")
     archive.restore(again)
-    unit = plan.units(0)[0]
-    assert again.has(unit.kind, unit)
-    assert torch.equal(unit.make(again, CPU)["gain"], first[0]["gain"])
-    assert torch.equal(plan.units(1)[0].make(again, CPU)["number"], second[0]["number"])
-    for whole in (unit, PRIVACY):
+    request = plan.requests(0)[0]
+    assert again.has(request.kind, request)
+    assert torch.equal(request.make(again, CPU)["gain"], first[0]["gain"])
+    assert torch.equal(plan.requests(1)[0].make(again, CPU)["number"], second[0]["number"])
+    for whole in (request, PRIVACY):
         part = part_of(whole, random.Random(0))
         assert part.high - part.low == PART
         now = part.make(Store(tmp_path / "part"), CPU)
         off = differences(whole, part, whole.make(again, CPU).tensors, now.tensors)
         assert np.abs(off).max() < 0.05
     assert (
-        part_of(plan.units(1)[0], random.Random(0)) is None
+        part_of(plan.requests(1)[0], random.Random(0)) is None
     )  # what it attacks depends on all of the rung before
 
 

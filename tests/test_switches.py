@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "few_images")
 
 
 def differences(one, other):
-    """Names of the fields, inner ones with a dot, in which two units differ."""
+    """Names of the fields, inner ones with a dot, in which two requests differ."""
     found = set()
     for field in dataclasses.fields(one):
         a, b = getattr(one, field.name), getattr(other, field.name)
@@ -40,18 +40,18 @@ def differences(one, other):
 
 @pytest.fixture
 def settings_of(tmp_path, monkeypatch):
-    """A function that gives the units of the notebook's attacks by setting; nothing is computed."""
+    """A function that gives the requests of the notebook's attacks by setting; nothing is computed."""
     monkeypatch.setenv("ATS_STORE", str(tmp_path))
 
-    def units(profile="laptop", dataset="shapes"):
+    def requests(profile="laptop", dataset="shapes"):
         source = cell("switches", "def on_lenet(")
         space = {"profile": profile, "dataset": dataset, "images": 9, "seed": None, "Study": Study}
         space |= {"ATTACKS": ATTACKS, "ThreatModel": ThreatModel, "dataclasses": dataclasses}
         space |= {"atslib": atslib, "is_drawn": is_drawn}
         exec(source[: source.index("attacks = study.table")], space)
-        return {name: run.unit for name, run in space["runs"].items()}
+        return {name: run.request for name, run in space["runs"].items()}
 
-    return units
+    return requests
 
 
 @pytest.mark.parametrize("profile", ["smoke", "laptop", "full"])
@@ -176,17 +176,17 @@ def test_a_switch_matters_where_its_interval_leaves_half_a_decibel_and_zero(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_accuracy_scores_are_the_librarys(kept, variant):
-    unit = AccuracyRequest(
-        model=Study("smoke", store=kept.root).network("convnet-4").unit,
+    request = AccuracyRequest(
+        model=Study("smoke", store=kept.root).network("convnet-4").request,
         policies=("3-1-7", "43-18-18"),
         images=5,
         variant=variant,
         seed=3,
     )
-    made = unit.make(kept, torch.device("cpu"))["scores"]
-    for policy, score in zip(unit.policies, made, strict=True):
+    made = request.make(kept, torch.device("cpu"))["scores"]
+    for policy, score in zip(request.policies, made, strict=True):
         known = accuracy_score(
-            network(unit.model).eval(),
+            network(request.model).eval(),
             unseen("shapes")[:5],
             parse_policy(policy),
             variant=variant,

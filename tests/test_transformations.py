@@ -82,7 +82,7 @@ def test_a_study_s_scores_are_put_by_function_and_a_variant_is_taken_alone(tmp_p
         for variant in ("fixed", "code")
     }
     for request in requests.values():
-        request.unit.make(study.store, study.device)
+        request.request.make(study.store, study.device)
     table = transformations.by_function(study.table(requests, ["variant"]))
     assert list(table) == ["op", "image", "s_pri", "variant", "function"]
     assert len(table) == 2 * 28 * 2

@@ -76,9 +76,9 @@ def run(
 
     Args:
         dry_run: only say what would be computed, and how long that may take.
-        budget: seconds; no unit is begun that would end beyond them, and pages that wait for units
+        budget: seconds; no request is begun that would end beyond them, and pages that wait for requests
             are left out.
-        jobs: units computed at once, each in a process with one thread; by default one unit a core
+        jobs: requests computed at once, each in a process with one thread; by default one request a core
             without a GPU and one in this process with it.
         scheduler: the address of a Dask scheduler, as in `schedule.compute`.
         root: the project's top folder, with notebooks/, book/ and results/.

@@ -14,7 +14,7 @@ published rows; `regimes` counts the steps of a training; `defended` says what a
 before a policy; `adaptive` names servers that know a policy. `archive` keeps results in the repository as
 the files that `packing` makes of them.
 
-`schedule` computes units where `workers` are, `audit` repeats a part of the archive, `shown` says
+`schedule` computes requests where `workers` are, `audit` repeats a part of the archive, `shown` says
 where two versions of a page differ.
 
 `estimate` says how long work takes.

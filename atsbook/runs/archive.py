@@ -88,7 +88,7 @@ _ALL = (
     OutcomeRequest,
     RecognizedRequest,
 )
-UNITS = {unit.kind: unit for unit in _ALL}
+REQUESTS = {request.kind: request for request in _ALL}
 
 
 class Archive:
@@ -310,11 +310,11 @@ class Archive:
         tensors = unpacked(row)
         if "network" in facts:
             tensors |= self._weights(f"networks/{facts['network']}")[row.key]
-        if is_attack(facts["kind"]) and (unit := unit_of(facts)) is not None:
-            clients = unit.clients()
+        if is_attack(facts["kind"]) and (request := request_of(facts)) is not None:
+            clients = request.clients()
             tensors |= {"original": clients.photographs, "target": clients.used()}
-        if facts["kind"] == BatchRequest.kind and (unit := unit_of(facts)) is not None:
-            tensors["target"] = chosen(unit.model.dataset, unit.batches)[0]
+        if facts["kind"] == BatchRequest.kind and (request := request_of(facts)) is not None:
+            tensors["target"] = chosen(request.model.dataset, request.batches)[0]
         return Artifact(tensors, facts)
 
     def restore(
@@ -454,22 +454,22 @@ def _readers(pages: Mapping[str, Sequence[str]], lines: Sequence[dict]) -> dict[
     }
 
 
-def unit_of(line: dict) -> Kept | None:
-    """The unit of work that made an entry, from its facts.
+def request_of(line: dict) -> Kept | None:
+    """The request that made an entry, from its facts.
 
-    None where its kind is no unit, or was written by a version of this library that knew other
+    None where its kind is no request, or was written by a version of this library that knew other
     fields.
     """
     kind = "attack" if is_attack(line["kind"]) else line["kind"]
-    if kind not in UNITS:
+    if kind not in REQUESTS:
         return None
     try:
-        unit = _rebuilt(UNITS[kind], line["config"], line["kind"].partition("-")[2])
+        request = _rebuilt(REQUESTS[kind], line["config"], line["kind"].partition("-")[2])
     except (TypeError, AtsError):
         return None
     return (
-        unit
-        if Store("").path(unit.kind, unit, version=line["version"]).stem == key_of(line)
+        request
+        if Store("").path(request.kind, request, version=line["version"]).stem == key_of(line)
         else None
     )
 
@@ -534,7 +534,7 @@ def _text(config: object) -> str:
 
 
 def _networks(facts: object) -> set[str]:
-    """The configs, as text, of all networks that a unit uses, from its facts."""
+    """The configs, as text, of all networks that a request uses, from its facts."""
     if isinstance(facts, dict):
         own = {_text(facts["model"])} if isinstance(facts.get("model"), dict) else set()
         return own.union(*map(_networks, facts.values()))

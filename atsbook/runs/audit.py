@@ -21,7 +21,7 @@ from torch import Tensor
 from atsbook.experiment import AttackRequest
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.packing import is_attack
 from atsbook.runs.schedule import compute, duration
 from atsbook.runs.scoring import ScoreRequest
@@ -35,8 +35,8 @@ from atslib.models import device_of
 
 # The difference up to which attacks count as equal on the same kind of device; see `verdict`
 EQUAL_DB = 0.05
-TRIMMED = 0.1  # of the units, at either end
-FEWEST = 6  # units; of fewer the median has no interval at 95 %
+TRIMMED = 0.1  # of the requests, at either end
+FEWEST = 6  # requests; of fewer the median has no interval at 95 %
 PART = 4  # images of an attack or of a score, and policies of a score, that are computed again
 DRAWN = (
     "gaussian",
@@ -45,7 +45,7 @@ DRAWN = (
     "precode",
     "mixup",
 )  # defenses that draw for all images together
-UNITS = {
+REQUESTS = {
     "attack": "dB",
     "sweep": "dB",
     "privacy": "of the score",
@@ -85,33 +85,37 @@ class Tested(Kept):
         return {"accuracy": torch.tensor(evaluate(model, dataset(self.model.dataset, "test")))}
 
 
-def part_of(unit: Kept, draw: random.Random) -> Kept | None:
-    """A small part of a unit whose numbers must be those of the whole; None where no part has the
+def part_of(request: Kept, draw: random.Random) -> Kept | None:
+    """A small part of a request whose numbers must be those of the whole; None where no part has the
     same numbers.
 
     An image's crop, policy, start and attack do not depend on the others. The noise of a defense
     does, and so does what an attacker draws to learn on, who learns as long for a few images as for
     all.
     """
-    if isinstance(unit, ModelRequest):
-        return Tested(model=unit)
-    if isinstance(unit, ScoreRequest):
-        policies = draw.sample(unit.policies, min(PART, len(unit.policies)))
-        return dataclasses.replace(unit, policies=tuple(policies), images=min(PART, unit.images))
-    if isinstance(unit, SweepScores) or (isinstance(unit, SweepRequest) and unit.rung == 0):
-        low = draw.randrange(unit.low, max(unit.low, unit.high - PART) + 1)
-        return dataclasses.replace(unit, low=low, high=min(unit.high, low + PART))
-    if not isinstance(unit, AttackRequest) or isinstance(unit.attack, Learned):
+    if isinstance(request, ModelRequest):
+        return Tested(model=request)
+    if isinstance(request, ScoreRequest):
+        policies = draw.sample(request.policies, min(PART, len(request.policies)))
+        return dataclasses.replace(
+            request, policies=tuple(policies), images=min(PART, request.images)
+        )
+    if isinstance(request, SweepScores) or (
+        isinstance(request, SweepRequest) and request.rung == 0
+    ):
+        low = draw.randrange(request.low, max(request.low, request.high - PART) + 1)
+        return dataclasses.replace(request, low=low, high=min(request.high, low + PART))
+    if not isinstance(request, AttackRequest) or isinstance(request.attack, Learned):
         return None
-    if any(name in unit.defense for name in DRAWN):
+    if any(name in request.defense for name in DRAWN):
         return None
-    batch = unit.threat.batch
-    count = (unit.last - unit.first) // batch
+    batch = request.threat.batch
+    count = (request.last - request.first) // batch
     size = -(-PART // batch)
-    skipped = draw.randrange(max(1, count - size + 1)) if unit.threat.labels == "known" else 0
-    first = unit.first + skipped * batch
+    skipped = draw.randrange(max(1, count - size + 1)) if request.threat.labels == "known" else 0
+    first = request.first + skipped * batch
     return dataclasses.replace(
-        unit, first=first, last=min(unit.last, first + size * batch), frames=2
+        request, first=first, last=min(request.last, first + size * batch), frames=2
     )
 
 
@@ -131,13 +135,13 @@ def sample(
 
     def drawn(key: str, most: float) -> tuple[float, Kept] | None:
         """What a part of an entry costs, and the part, where it costs less than `most`."""
-        unit = unit_of(entries[key])
-        part = part_of(unit, draw) if unit else None
+        request = request_of(entries[key])
+        part = part_of(request, draw) if request else None
         if part is None or any(
             Store("").path(need.kind, need).stem not in networks for need in part.needs
         ):
             return None
-        cost = entries[key]["seconds"] * part.passes / unit.passes
+        cost = entries[key]["seconds"] * part.passes / request.passes
         return (cost, part) if cost < most else None
 
     seen = set()
@@ -156,21 +160,21 @@ def sample(
 
 
 def differences(
-    unit: Kept, part: Kept, before: dict[str, Tensor], now: dict[str, Tensor]
+    request: Kept, part: Kept, before: dict[str, Tensor], now: dict[str, Tensor]
 ) -> list[float]:
     """Now minus before, one number per image (attacks: PSNR in dB), per policy and image, or one
     accuracy.
     """
     if isinstance(part, SweepRequest | SweepScores):
         name = "gain" if isinstance(part, SweepRequest) else "scores"
-        rows = slice(part.low - unit.low, part.high - unit.low)
+        rows = slice(part.low - request.low, part.high - request.low)
         old = before[name][..., rows, :]
         new = now[name]
     elif isinstance(part, AttackRequest):
-        old = before["psnr"][part.first - unit.first : part.last - unit.first]
+        old = before["psnr"][part.first - request.first : part.last - request.first]
         new = now["psnr"]
     elif isinstance(part, ScoreRequest):
-        rows = [unit.policies.index(policy) for policy in part.policies]
+        rows = [request.policies.index(policy) for policy in part.policies]
         old = before["scores"][rows][:, : part.images]
         new = now["scores"]
     else:
@@ -188,7 +192,7 @@ def audit(
     """Compute a random sample again for about so many minutes, with the stored networks.
 
     Args:
-        seed: draws which units, and which part of each.
+        seed: draws which requests, and which part of each.
         store: what it says and shows; the sample goes into a folder of its own, which is deleted.
     Returns:
         What `audit_page` puts into words: the machine, the archive's size, and the differences of
@@ -200,7 +204,7 @@ def audit(
     workers = at_once(place, jobs)
     chosen = list(sample(archive, draw, 60 * minutes * workers))
     store.say(
-        f"audit: seed {seed}; parts of {len(chosen)} units are computed again, for about {minutes:g} minutes"
+        f"audit: seed {seed}; parts of {len(chosen)} requests are computed again, for about {minutes:g} minutes"
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +214,7 @@ def audit(
         for key, line, part in chosen:
             if scratch.has(part.kind, part):
                 made = scratch.get(part.kind, part, lambda state: {})
-                off = differences(unit_of(line), part, archive.read(key).tensors, made.tensors)
+                off = differences(request_of(line), part, archive.read(key).tensors, made.tensors)
                 kind = "attack" if is_attack(part.kind) else part.kind
                 row = {
                     "key": key,
@@ -229,7 +233,7 @@ def audit(
         "machine": machine,
     }
     return facts | {
-        "units": len(archive.entries()),
+        "requests": len(archive.entries()),
         "megabytes": round(archive.size() / 1e6, 1),
         "rows": rows,
     }
@@ -248,20 +252,20 @@ def summaries(outcome: dict) -> list[str]:
     for attacks `verdict`.
     """
     lines = []
-    for kind, unit in UNITS.items():
+    for kind, request in REQUESTS.items():
         rows = {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == kind}
         if not rows:
             continue
-        off, units = finite(rows)
+        off, requests = finite(rows)
         count = sum(map(len, rows.values()))
-        digits = 2 if unit == "dB" else 4
+        digits = 2 if request == "dB" else 4
         of = f"{len(rows)} result{'s' * (len(rows) > 1)}, {count} number{'s' * (count > 1)}"
         mean, median = (round(end, digits) + 0.0 for end in (off.mean(), np.median(off)))
-        text = f"{WORDS[kind]}: {of}; new minus old {mean:+.{digits}f} {unit} in the mean, "
+        text = f"{WORDS[kind]}: {of}; new minus old {mean:+.{digits}f} {request} in the mean, "
         text += f"{median:+.{digits}f} in the median, the largest difference {np.abs(off).max():.{digits}f}"
         if len(off) < count:
             text += f", and {count - len(off)} that diverged on one side only"
-        lines.append(text + (f". {verdict(off, units)}" if kind == "attack" else ""))
+        lines.append(text + (f". {verdict(off, requests)}" if kind == "attack" else ""))
     return lines
 
 
@@ -270,7 +274,7 @@ def in_short(outcome: dict) -> str:
     off the others are, and what that says of attacks in general.
     """
     furthest = {row["key"]: np.abs(row["off"]).max() for row in outcome["rows"]}
-    in_decibels = {row["key"]: UNITS[row["kind"]] == "dB" for row in outcome["rows"]}
+    in_decibels = {row["key"]: REQUESTS[row["kind"]] == "dB" for row in outcome["rows"]}
     other = {
         key: most
         for key, most in furthest.items()
@@ -286,19 +290,19 @@ def in_short(outcome: dict) -> str:
         )
     elif other:
         words += f" The other {len(other)} did not."
-    off, units = finite(
+    off, requests = finite(
         {row["key"]: row["off"] for row in outcome["rows"] if row["kind"] == "attack"}
     )
     if len(off):
-        words += f" {IN_GENERAL[equal(off, units)[0]]}"
+        words += f" {IN_GENERAL[equal(off, requests)[0]]}"
     return words
 
 
 def finite(rows: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
     """What each number is off by where neither side diverged, and the result that each is of."""
     off = np.array([number for each in rows.values() for number in each])
-    units = np.repeat(list(rows), [len(each) for each in rows.values()])
-    return off[np.isfinite(off)], units[np.isfinite(off)]
+    requests = np.repeat(list(rows), [len(each) for each in rows.values()])
+    return off[np.isfinite(off)], requests[np.isfinite(off)]
 
 
 IN_GENERAL = {
@@ -308,20 +312,20 @@ IN_GENERAL = {
 }
 
 
-def equal(off: np.ndarray, units: np.ndarray) -> tuple[str, dict[str, tuple[float, float]]]:
+def equal(off: np.ndarray, requests: np.ndarray) -> tuple[str, dict[str, tuple[float, float]]]:
     """Whether attacks are equal to the archive's, and by which intervals; none of too few results.
 
     An attack that rounds otherwise can end in another minimum, many decibels off, without being
     better or worse in general. So two figures are judged that such images do not move: the median
-    over units, and the mean over units without the tenth at either end. Equal: the 95 % intervals
+    over requests, and the mean over requests without the tenth at either end. Equal: the 95 % intervals
     of both lie inside the bound; not equal: one of them lies outside; else it cannot be told.
 
     Args:
         off: now minus before, in dB, one number per image.
-        units: the unit that each belongs to.
+        requests: the request that each belongs to.
     Source: order statistics for the median; Yuen (1974) for the trimmed mean.
     """
-    by_unit = pd.Series(off).groupby(list(units))
+    by_unit = pd.Series(off).groupby(list(requests))
     if len(by_unit) < FEWEST:
         return "cannot tell", {}
     median = stats.quantile_test(by_unit.median(), p=0.5).confidence_interval(0.95)
@@ -338,9 +342,9 @@ def equal(off: np.ndarray, units: np.ndarray) -> tuple[str, dict[str, tuple[floa
     return status, intervals
 
 
-def verdict(off: np.ndarray, units: np.ndarray) -> str:
+def verdict(off: np.ndarray, requests: np.ndarray) -> str:
     """`equal` in words."""
-    status, intervals = equal(off, units)
+    status, intervals = equal(off, requests)
     bound = f"within ±{EQUAL_DB} dB, the bound for two devices of one kind"
     if not intervals:
         return f"Whether they are equal {bound}: *cannot tell*, as that takes {FEWEST} results"
@@ -374,7 +378,7 @@ def audit_page(results: Path) -> str:
     machine = outcome["machine"]
     lines = [
         f"The last one, of {outcome['made']} with seed {outcome['seed']}, was made on {machine['device']} (torch "
-        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['units']:,} results then, "
+        f"{machine['torch']}, Python {machine['python']});\nthe archive had {outcome['requests']:,} results then, "
         f"{outcome['megabytes']} MB, all whole. `make report SEED={outcome['seed']}` draws the same sample.\n",
         *(f"- {line[:1].upper()}{line[1:]}." for line in summaries(outcome)),
         "\n<details><summary>Every result that was computed again</summary>\n",
@@ -384,7 +388,7 @@ def audit_page(results: Path) -> str:
     for row in outcome["rows"]:
         off = np.array(row["off"])
         lines.append(
-            f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {UNITS[row['kind']]} | "
+            f"| `{row['key'][:8]}` | {row['title']} | {len(off)} | {off.mean():+.4f} {REQUESTS[row['kind']]} | "
             f"{np.abs(off).max():.4f} | {duration(row['seconds'])} | {row['device']}, torch {row['torch']} |"
         )
     lines.append("\n</details>")

@@ -1,4 +1,4 @@
-"""Units of gradients of several images: labels restored from them; attacks on batches, rounds and
+"""Requests of gradients of several images: labels restored from them; attacks on batches, rounds and
 local training.
 """
 
@@ -331,28 +331,31 @@ def at_random(made: Tensor, truth: Tensor, times: int = 100) -> dict[str, Tensor
     }
 
 
-def _starts(unit: BatchRequest, seen: Observed) -> Tensor:
+def _starts(request: BatchRequest, seen: Observed) -> Tensor:
     """Where each image begins, in [0, 1] units: the same for every attack of one kind of start."""
     normalize = normalization_layer(seen.updates[0].model)
-    stream = rng(unit.batches.seed, "start")
+    stream = rng(request.batches.seed, "start")
     drawn = [
-        STARTS[unit.attack.start](seen.shape, stream, normalize) for _ in range(unit.batches.images)
+        STARTS[request.attack.start](seen.shape, stream, normalize)
+        for _ in range(request.batches.images)
     ]
     return normalize.inverse(torch.stack(drawn).to(normalize.mean))
 
 
-def _seen(unit: BatchRequest, model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
+def _seen(request: BatchRequest, model: nn.Module, images: Tensor, labels: Tensor) -> Observed:
     """What the server saw of the batches in all rounds."""
-    threat = ThreatModel(batch=unit.batches.size)
-    if unit.local:
+    threat = ThreatModel(batch=request.batches.size)
+    if request.local:
         return observe_weights(
-            model, images, labels, local=unit.local, rng=rng(0, "local"), threat=threat
+            model, images, labels, local=request.local, rng=rng(0, "local"), threat=threat
         )
     seen = []
-    for r in range(unit.rounds):
-        stream = rng(unit.batches.seed, "defense", unit.defense, r)
-        seen.append(observe(model, images, labels, threat=threat, defense=unit.defense, rng=stream))
-        model = _one_step(model, unit.model.dataset, r)
+    for r in range(request.rounds):
+        stream = rng(request.batches.seed, "defense", request.defense, r)
+        seen.append(
+            observe(model, images, labels, threat=threat, defense=request.defense, rng=stream)
+        )
+        model = _one_step(model, request.model.dataset, r)
     return Observed.join(seen)
 
 

@@ -1,4 +1,4 @@
-"""Units of federations: the accuracy of the global network, and attacks on what the server sees of
+"""Requests of federations: the accuracy of the global network, and attacks on what the server sees of
 every client.
 """
 
@@ -119,13 +119,13 @@ class FederationRequest(OnFederation):
 
 
 def _history(
-    unit: FederationRequest,
+    request: FederationRequest,
 ) -> Iterator[tuple[list[nn.Module], Callable[[], list[Observed]]]]:
     """Each round's networks, and how to get what whoever looks sees of it, all that is attacked in
     one.
     """
-    f = unit.federation
-    if unit.view == "neighbour":
+    f = request.federation
+    if request.view == "neighbour":
         for networks, sent in exchange(f, ring(f.clients)):
             after = networks[1:] + networks[:1]
             yield (
@@ -136,7 +136,7 @@ def _history(
         for model, sent in rounds(f):
             yield (
                 [model],
-                lambda s=sent: [Observed.beside(s) if unit.view == "server" else summed(s)],
+                lambda s=sent: [Observed.beside(s) if request.view == "server" else summed(s)],
             )
 
 
@@ -168,9 +168,9 @@ class FederationOutcomes(OfAttacks):
         return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
-def _outcomes(unit: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
-    f = unit.federation
-    images, truth, _, _ = _recovered(unit, seen, past)
+def _outcomes(request: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f = request.federation
+    images, truth, _, _ = _recovered(request, seen, past)
     parts = [photographs(f, client, past + 1) for client in range(f.clients)]
     pixels, labels = (torch.cat([part[k] for part in parts]) for k in range(2))
     others = f.held_out()
@@ -211,20 +211,20 @@ def photographs(federation: Federation, client: int, number: int) -> tuple[Tenso
 
 
 def _recovered(
-    unit: FederationRequest, seen: list[Observed], past: int
+    request: FederationRequest, seen: list[Observed], past: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the attack recovers, beside what clients used, (clients · batch, C, H, W) each; the true
     labels, and the share of them that is restored.
     """
-    f = unit.federation
+    f = request.federation
     number = past + 1
-    stream = rng(unit.federation.seed, "attack", past)
+    stream = rng(request.federation.seed, "attack", past)
     size = seen[0].threat.batch
     labels = torch.cat([taken(f, client, number)[1] for client in range(f.clients)])
     truth = to_images(
         torch.cat([used(f, client, number) for client in range(f.clients)])
     ).unflatten(0, (-1, size))
-    results = [reconstruct(each, unit.attack, rng=stream) for each in seen]
+    results = [reconstruct(each, request.attack, rng=stream) for each in seen]
     made, told = (
         torch.cat([getattr(one, name).cpu() for one in results]) for name in ("images", "labels")
     )
@@ -235,9 +235,9 @@ def _recovered(
     return images, truth.flatten(0, 1), labels, label_share(told, named).repeat_interleave(size)
 
 
-def _attacked(unit: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
-    f = unit.federation
-    images, truth, labels, named = _recovered(unit, seen, past)
+def _attacked(request: FederationRequest, seen: list[Observed], past: int) -> dict[str, Tensor]:
+    f = request.federation
+    images, truth, labels, named = _recovered(request, seen, past)
     pixels = torch.cat([taken(f, client, past + 1)[0] for client in range(f.clients)])
     floor = _floor(f).expand_as(images).contiguous()
     kept = {"psnr": psnr(images, truth), "floor": psnr(floor, truth)}

@@ -53,17 +53,17 @@ class WithEvidence(Store):
             return self.archive.read(path.stem)
         return kept
 
-    def facts(self, unit: Kept) -> dict:
+    def facts(self, request: Kept) -> dict:
         """Where and when a kept result was made, without reading it."""
-        path = self.path(unit.kind, unit).with_suffix(".json")
+        path = self.path(request.kind, request).with_suffix(".json")
         return json.loads(path.read_text()) if path.exists() else self.archive.entries()[path.stem]
 
-    def copy_into_store(self, unit: Kept) -> None:
+    def copy_into_store(self, request: Kept) -> None:
         """Copy a result from the evidence into the store, if it is whole there and the store lacks
         it.
         """
-        path = self.path(unit.kind, unit)
-        if super().has(unit.kind, unit) or not self.has(unit.kind, unit):
+        path = self.path(request.kind, request)
+        if super().has(request.kind, request) or not self.has(request.kind, request):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = self.archive.read(path.stem)

@@ -1,4 +1,4 @@
-"""Units that look at gradients without an attack: how they change in training, and what the last
+"""Requests that look at gradients without an attack: how they change in training, and what the last
 layer gives away.
 """
 
@@ -200,7 +200,7 @@ class ShiftsRequest(OfAttack):
 
     def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
         """Compare them."""
-        made = self.attack_unit.make(store, device)["reconstruction"].cpu()
+        made = self.attack_request.make(store, device)["reconstruction"].cpu()
         target = to_images(self.clients().used())
         names = dataset(self.model.dataset, "test").pixels[self.last : self.first + CANDIDATES]
         candidates = torch.cat([target, to_images(names)])

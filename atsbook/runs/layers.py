@@ -94,7 +94,7 @@ class LayersRequest(OfAttack):
 
     def compute(self, store: Store, device: torch.device, state: Path) -> dict[str, Tensor]:
         """Compare the gradients at each iterate that was kept."""
-        attack = self.attack_unit.make(store, device)
+        attack = self.attack_request.make(store, device)
         model, _ = trained(self.model, store, device)
         frames = attack["frames"].to(device)
         target = to_images(attack["target"].to(device))

@@ -31,12 +31,14 @@ class OfAttack(AttackRequest):
         """An attack's kind goes with its class, this one's does not."""
 
     @classmethod
-    def of(cls, unit: AttackRequest) -> "OfAttack":
+    def of(cls, request: AttackRequest) -> "OfAttack":
         """What is looked for in this attack's images."""
-        return cls(**{field.name: getattr(unit, field.name) for field in dataclasses.fields(unit)})
+        return cls(
+            **{field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+        )
 
     @property
-    def attack_unit(self) -> AttackRequest:
+    def attack_request(self) -> AttackRequest:
         """The attack whose images are looked at."""
         return AttackRequest(
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -45,7 +47,7 @@ class OfAttack(AttackRequest):
     @property
     def needs(self) -> tuple[Kept, ...]:
         """The network and the attack."""
-        return (*super().needs, self.attack_unit)
+        return (*super().needs, self.attack_request)
 
     @property
     def passes(self) -> float:
@@ -73,7 +75,7 @@ class FoundRequest(OfAttack):
         """Compare each reconstruction with every form of the hundred."""
         test = dataset(self.model.dataset, "test").pixels
         policy = parse_policy(self.policy)
-        estimates = self.attack_unit.make(store, device)["reconstruction"].cpu()
+        estimates = self.attack_request.make(store, device)["reconstruction"].cpu()
         parts = []
         for low in range(self.first - self.first % CANDIDATES, self.last, CANDIDATES):
             begin, end = max(low, self.first), min(low + CANDIDATES, self.last)

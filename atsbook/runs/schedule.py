@@ -1,4 +1,4 @@
-"""Units of work: what is missing, how long it may take, and computing it in as many processes as
+"""Requests: what is missing, how long it may take, and computing it in as many processes as
 there are cores.
 """
 
@@ -26,41 +26,41 @@ from atslib.gradients.cpu import keep_to_one_core
 from atslib.models import device_of
 from atslib.shell import say
 
-# of workers, one after another and without a unit in between, after which a run gives up
+# of workers, one after another and without a request in between, after which a run gives up
 LOSSES = 3
 LITTLE = 20.0  # seconds of work that are over before workers have started
 
 
-def needed(units: Iterable[Kept]) -> list[Kept]:
-    """These units and their needs, each once and before what needs it."""
+def needed(requests: Iterable[Kept]) -> list[Kept]:
+    """These requests and their needs, each once and before what needs it."""
     wanted: dict[Kept, None] = {}
-    for unit in units:
-        wanted |= dict.fromkeys((*unit.needs, unit))
+    for request in requests:
+        wanted |= dict.fromkeys((*request.needs, request))
     return list(wanted)
 
 
-def plan(units: Iterable[Kept], store: Store) -> list[Kept]:
-    """What is not in the store yet of these units and their needs, each before what needs it."""
-    return [unit for unit in needed(units) if not store.has(unit.kind, unit)]
+def plan(requests: Iterable[Kept], store: Store) -> list[Kept]:
+    """What is not in the store yet of these requests and their needs, each before what needs it."""
+    return [request for request in needed(requests) if not store.has(request.kind, request)]
 
 
 @functools.lru_cache
-def _forward(unit: ModelRequest) -> Work:
-    return Work.of(network(unit).eval(), to_images(dataset(unit.dataset, "test").pixels[:1]))
+def _forward(request: ModelRequest) -> Work:
+    return Work.of(network(request).eval(), to_images(dataset(request.dataset, "test").pixels[:1]))
 
 
-def seconds(unit: Kept, rates: Rates) -> float:
-    """Estimated time of a unit at these rates."""
-    network_of = unit if isinstance(unit, ModelRequest) else unit.model
+def seconds(request: Kept, rates: Rates) -> float:
+    """Estimated time of a request at these rates."""
+    network_of = request if isinstance(request, ModelRequest) else request.model
     gradients = (
-        0 if network_of is unit else unit.passes / PASSES
+        0 if network_of is request else request.passes / PASSES
     )  # a training has no gradient of its own for an image
     bare = dataclasses.replace(network_of, train=None, fraction=1.0, seed=0, step=0, norm="")
-    return rates.seconds(_forward(bare), unit.passes, gradients)
+    return rates.seconds(_forward(bare), request.passes, gradients)
 
 
 def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int, str]:
-    """How many units are computed at once, and that in words.
+    """How many requests are computed at once, and that in words.
 
     Workers are taken to be as fast as this machine.
     """
@@ -72,24 +72,24 @@ def _at_once(device: str, jobs: int | None, scheduler: str | None) -> tuple[int,
 
 
 def shared(times: Sequence[float], slots: int) -> float:
-    """How long units of these times take, so many at once: no less than the longest, which is not
+    """How long requests of these times take, so many at once: no less than the longest, which is not
     divided.
     """
     return max(sum(times) / slots, *times, 0.0)
 
 
 def describe(
-    units: Sequence[Kept],
+    requests: Sequence[Kept],
     device: str,
     jobs: int | None = None,
     scheduler: str | None = None,
 ) -> str:
-    """What is to be computed, a line for each unit, and how long that may take, in one."""
+    """What is to be computed, a line for each request, and how long that may take, in one."""
     slots, words = _at_once(device, jobs, scheduler)
-    time = duration(shared([seconds(unit, USUAL) for unit in units], slots))
-    titles = [f"    {unit.title}" for unit in units]
+    time = duration(shared([seconds(request, USUAL) for request in requests], slots))
+    titles = [f"    {request.title}" for request in requests]
     about = f"about {time} {words}, by what such work took on one core of a CPU"
-    return "\n".join([f"{len(units)} requests to compute:", *titles, about])
+    return "\n".join([f"{len(requests)} requests to compute:", *titles, about])
 
 
 def duration(seconds: float) -> str:
@@ -104,37 +104,37 @@ def duration(seconds: float) -> str:
 
 
 def compute(
-    units: Iterable[Kept],
+    requests: Iterable[Kept],
     store: Store,
     device: str,
     jobs: int | None = None,
     ends: float | None = None,
     scheduler: str | None = None,
 ) -> None:
-    """Fill the store with these units and all that they need; a unit starts when its needs are
+    """Fill the store with these requests and all that they need; a request starts when its needs are
     there.
 
-    Two processes of one thread do more than one of two, and a unit's numbers then do not depend on
-    the number of cores. On a GPU the units run in this process, and so does what takes seconds
-    alone, on one thread. A unit whose worker was lost is begun again, on this machine from the state
+    Two processes of one thread do more than one of two, and a request's numbers then do not depend on
+    the number of cores. On a GPU the requests run in this process, and so does what takes seconds
+    alone, on one thread. A request whose worker was lost is begun again, on this machine from the state
     that it kept.
 
     Args:
-        jobs: units at once on this machine, each in a process of its own.
-        ends: a time of `time.monotonic`; no unit is begun that would end after it, judged by those
+        jobs: requests at once on this machine, each in a process of its own.
+        ends: a time of `time.monotonic`; no request is begun that would end after it, judged by those
             of this call, and one that is still running then pauses when it has kept its state.
-        scheduler: the address of a Dask scheduler. Its workers get what a unit needs, and their
+        scheduler: the address of a Dask scheduler. Its workers get what a request needs, and their
             results come back; they need no folder that they share.
     Raises:
         AtsError: workers were lost again and again.
     """
-    if not (missing := plan(units, store)):
+    if not (missing := plan(requests, store)):
         return
     place = device_of(device)
     losses = 0
     schedule = _Schedule(missing, store, ends, elsewhere=bool(scheduler))
     kinds = ", ".join(
-        f"{number} {kind}" for kind, number in Counter(unit.kind for unit in missing).items()
+        f"{number} {kind}" for kind, number in Counter(request.kind for request in missing).items()
     )
     if jobs is None and scheduler is None and sum(schedule.guess.values()) < LITTLE:
         store.say(f"requests to compute: {kinds}; in this process")
@@ -153,7 +153,7 @@ def compute(
             if losses > LOSSES:
                 raise AtsError(
                     f"workers were killed again and again, perhaps for want of memory, the last time at "
-                    f"{' or '.join(schedule.lost) or 'no unit'}: what is finished is kept; try --jobs 1"
+                    f"{' or '.join(schedule.lost) or 'no request'}: what is finished is kept; try --jobs 1"
                 ) from None
             store.say(
                 f"a worker was lost, perhaps killed for want of memory: {len(missing)} requests go on"
@@ -162,7 +162,7 @@ def compute(
 
 
 class _Schedule:
-    """Units in the order of their needs, what they took so far, and what that says about the rest."""
+    """Requests in the order of their needs, what they took so far, and what that says about the rest."""
 
     def __init__(
         self,
@@ -180,19 +180,19 @@ class _Schedule:
         self.done = 0
         self.running = {}
         self.lost = []
-        self.guess = {unit: seconds(unit, USUAL) for unit in missing}
+        self.guess = {request: seconds(request, USUAL) for request in missing}
         # by kind, of what is done
         self.taken = Counter()
         self.guessed = Counter()
-        for unit in missing[:1]:  # before any work
-            folder = store.path(unit.kind, unit).parent
+        for request in missing[:1]:  # before any work
+            folder = store.path(request.kind, request).parent
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise AtsError(f"{folder} cannot be written: {error.strerror}") from None
 
     def run(self, pool: Executor, device: str, slots: Callable[[], int]) -> None:
-        """Submit, as many at a time as there are `slots`, what needs nothing, then units as the
+        """Submit, as many at a time as there are `slots`, what needs nothing, then requests as the
         last need comes.
         """
         layout = "{desc}: {percentage:3.0f}% |{bar}|"
@@ -201,16 +201,16 @@ class _Schedule:
         ) as bar:
             while True:
                 jobs = slots()
-                for unit in list(self.waiting):
-                    if len(self.running) < jobs and self._ready(unit) and self._in_time(unit):
-                        del self.waiting[unit]
+                for request in list(self.waiting):
+                    if len(self.running) < jobs and self._ready(request) and self._in_time(request):
+                        del self.waiting[request]
                         # Seconds, since another machine's monotonic clock says nothing here, and a
-                        # wall clock may be set. A unit is handed in when there is a place for it,
+                        # wall clock may be set. A request is handed in when there is a place for it,
                         # so that it begins at once.
                         left = self.ends - time.monotonic()
                         # A notebook's own functions reach other processes by cloudpickle alone.
-                        call = pool.submit(_work, *self._handed_over(unit), device, left)
-                        self.running[call] = unit, time.monotonic()
+                        call = pool.submit(_work, *self._handed_over(request), device, left)
+                        self.running[call] = request, time.monotonic()
                 if not self.running:
                     return
                 self._show(bar, jobs)
@@ -220,29 +220,31 @@ class _Schedule:
                 for future in finished:
                     self._note(future, jobs)
 
-    def _ready(self, unit: Kept) -> bool:
+    def _ready(self, request: Kept) -> bool:
         running = [other for other, _ in self.running.values()]
-        return not any(need in self.waiting or need in running for need in unit.needs)
+        return not any(need in self.waiting or need in running for need in request.needs)
 
-    def _expected(self, unit: Kept) -> float:
-        """Seconds, by what units of its kind took, else all units; 0 as long as none is done."""
-        kind = unit.kind if self.guessed[unit.kind] else "all"
+    def _expected(self, request: Kept) -> float:
+        """Seconds, by what requests of its kind took, else all requests; 0 as long as none is done."""
+        kind = request.kind if self.guessed[request.kind] else "all"
         return (
-            self.guess[unit] * self.taken[kind] / self.guessed[kind] if self.guessed[kind] else 0.0
+            self.guess[request] * self.taken[kind] / self.guessed[kind]
+            if self.guessed[kind]
+            else 0.0
         )
 
-    def _in_time(self, unit: Kept) -> bool:
+    def _in_time(self, request: Kept) -> bool:
         """Whether it would end in time; of a kind that has not been seen yet, whether there is time
         at all.
         """
         return (
-            time.monotonic() + (self._expected(unit) if self.guessed[unit.kind] else 0.0)
+            time.monotonic() + (self._expected(request) if self.guessed[request.kind] else 0.0)
             < self.ends
         )
 
     def _note(self, future: Future, jobs: int) -> None:
-        together = [unit.title for future, (unit, _) in self.running.items() if future.done()]
-        unit, _ = self.running.pop(future)
+        together = [request.title for future, (request, _) in self.running.items() if future.done()]
+        request, _ = self.running.pop(future)
         try:
             done, took, files = future.result()
         except Exception:
@@ -251,37 +253,37 @@ class _Schedule:
             raise
         self.store.take_in(files)
         if not done:  # nothing is begun any more, least of all what needs it
-            self.waiting[unit] = None
-            self.store.say(f"time is over: {unit.title} goes on where it is with the next run")
+            self.waiting[request] = None
+            self.store.say(f"time is over: {request.title} goes on where it is with the next run")
             return
         if self.elsewhere:  # the state that a worker began with is over
-            for state in self.store.files(unit.kind, unit):
+            for state in self.store.files(request.kind, request):
                 if ".state" in state:
                     (self.store.root / state).unlink(missing_ok=True)
         self.done += 1
-        for kind in (unit.kind, "all"):
+        for kind in (request.kind, "all"):
             self.taken[kind] += took
-            self.guessed[kind] += self.guess[unit]
+            self.guessed[kind] += self.guess[request]
         self.store.say(
-            f"{self.done} of {self.count} done{self._left(jobs)}: {unit.kind} {unit.title}, {duration(took)}"
+            f"{self.done} of {self.count} done{self._left(jobs)}: {request.kind} {request.title}, {duration(took)}"
         )
 
-    def _handed_over(self, unit: Kept) -> tuple[bytes, str | None, dict[str, bytes]]:
-        """What a worker gets: the unit, the folder to work in where it can, else the files it needs."""
+    def _handed_over(self, request: Kept) -> tuple[bytes, str | None, dict[str, bytes]]:
+        """What a worker gets: the request, the folder to work in where it can, else the files it needs."""
         # A notebook's own functions reach other processes by cloudpickle alone.
-        pickled = cloudpickle.dumps(unit)
+        pickled = cloudpickle.dumps(request)
         if not self.elsewhere:
             return pickled, str(self.store.root), {}
         files: dict[str, bytes] = {}
-        for each in (*needed(unit.needs), unit):
+        for each in (*needed(request.needs), request):
             files |= self.store.files(each.kind, each)
         return pickled, None, files
 
     def _remaining(self) -> tuple[float, float]:
-        """Expected seconds of work that is left, and of that what running units have done."""
+        """Expected seconds of work that is left, and of that what running requests have done."""
         now = time.monotonic()
         ahead = sum(map(self._expected, self.waiting))
-        parts = [(self._expected(unit), now - begun) for unit, begun in self.running.values()]
+        parts = [(self._expected(request), now - begun) for request, begun in self.running.values()]
         return ahead + sum(total for total, _ in parts), sum(
             min(total, spent) for total, spent in parts
         )
@@ -289,7 +291,8 @@ class _Schedule:
     def _left(self, jobs: int) -> str:
         now = time.monotonic()
         running = [
-            max(0.0, self._expected(unit) - (now - begun)) for unit, begun in self.running.values()
+            max(0.0, self._expected(request) - (now - begun))
+            for request, begun in self.running.values()
         ]
         left = shared([*running, *map(self._expected, self.waiting)], jobs)
         now = max(0.0, self.ends - now)
@@ -301,7 +304,7 @@ class _Schedule:
         bar.n = (
             (self.taken["all"] + spent) / max(self.taken["all"] + ahead, 1e-9) if self.done else 0.0
         )
-        titles = "; ".join(unit.title for unit, _ in self.running.values())
+        titles = "; ".join(request.title for request, _ in self.running.values())
         bar.set_description_str(
             f"{self.done} of {self.count} done{self._left(jobs) if self.done else ''}; now {titles}"
         )
@@ -310,17 +313,17 @@ class _Schedule:
 def _work(
     pickled: bytes, root: str | None, files: Mapping[str, bytes], device: str, left: float
 ) -> tuple[bool, float, dict[str, bytes]]:
-    """Make a unit in this process.
+    """Make a request in this process.
 
     Args:
         root: the folder to work in; None on another machine, which works in one of its own.
-        files: what to put there first: what the unit needs, and its state.
+        files: what to put there first: what the request needs, and its state.
         left: seconds to go: then it pauses when it has kept its state.
     Returns:
         Whether it is done, the seconds that it took, and from a folder of its own the files that
         came of it.
     """
-    unit: Kept = cloudpickle.loads(pickled)
+    request: Kept = cloudpickle.loads(pickled)
     keep_to_one_core()  # of the thread, which on a cluster may be a new one
     started = time.monotonic()
 
@@ -330,7 +333,7 @@ def _work(
         store = Store(folder, say=said, ends=started + left)
         store.take_in(files)
         try:
-            unit.make(store, device_of(device))
+            request.make(store, device_of(device))
         except OutOfTime:
             return False
         return True

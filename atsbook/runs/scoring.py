@@ -1,4 +1,4 @@
-"""Units of the score pages: privacy and accuracy scores of given policies, and whole searches."""
+"""Requests of the score pages: privacy and accuracy scores of given policies, and whole searches."""
 
 import dataclasses
 import time
@@ -82,26 +82,26 @@ class ScoreRequest(Kept):
 
 
 def _curves(
-    unit: ScoreRequest, model: nn.Module, policies: Sequence[str], device: torch.device
+    request: ScoreRequest, model: nn.Module, policies: Sequence[str], device: torch.device
 ) -> Tensor:
-    """The curves (P, B, points) behind the unit's scores of `policies`."""
-    images = dataset(unit.model.dataset, "test")[: unit.images]
+    """The curves (P, B, points) behind the request's scores of `policies`."""
+    images = dataset(request.model.dataset, "test")[: request.images]
     pixels = torch.cat(
-        [drawn(range(unit.images), p, seed=unit.seed).apply(images.pixels) for p in policies]
+        [drawn(range(request.images), p, seed=request.seed).apply(images.pixels) for p in policies]
     )
-    streams = rng(unit.seed, "score start")
+    streams = rng(request.seed, "score start")
     noise = torch.stack(
-        [torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(unit.images)]
+        [torch.rand(images.pixels.shape[1:], generator=streams) for _ in range(request.images)]
     )
     curves = gradsim_curve(
         model,
         to_images(pixels.to(device)),
         images.labels.repeat(len(policies)).to(device),
         start=noise.repeat(len(policies), 1, 1, 1).to(device),
-        points=unit.points,
-        variant=unit.variant,
+        points=request.points,
+        variant=request.variant,
     )
-    return curves.view(len(policies), -1, unit.points)
+    return curves.view(len(policies), -1, request.points)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,12 +181,14 @@ class SearchRequest(Kept):
         return {"seconds": torch.tensor(time.monotonic() - started)}
 
 
-def searched(unit: SearchRequest, store: Store, device: torch.device) -> SearchResult:
+def searched(request: SearchRequest, store: Store, device: torch.device) -> SearchResult:
     """What the search found, from the stored scores."""
-    semi, _ = trained(unit.model, store, device)
-    untrained = network(dataclasses.replace(unit.model, train=None)).to(device).eval()
-    images = unseen(unit.model.dataset)
-    return search(unit.config, semi.eval(), untrained, images, seed=unit.seed, keep=store.keep)
+    semi, _ = trained(request.model, store, device)
+    untrained = network(dataclasses.replace(request.model, train=None)).to(device).eval()
+    images = unseen(request.model.dataset)
+    return search(
+        request.config, semi.eval(), untrained, images, seed=request.seed, keep=store.keep
+    )
 
 
 def unseen(name: str) -> Images:

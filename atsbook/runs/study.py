@@ -63,16 +63,16 @@ CACHE_SIZE = 200  # results kept in memory; one of 100 attacks has some megabyte
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Handle:
     """One result that a notebook asks for: a frozen description, whose value is computed or read
     when it is asked for.
 
     Attributes:
-        unit: what decides the result, all of it; equal units are one result.
+        request: what decides the result, all of it; equal requests are one result.
         study: where it is computed and kept.
     """
 
-    unit: Kept
+    request: Kept
     study: "Study" = dataclasses.field(compare=False, repr=False)
 
     @property
@@ -85,13 +85,13 @@ class Request:
     @property
     def title(self) -> str:
         """The request in words."""
-        return self.unit.title
+        return self.request.title
 
 
 class Cost(NamedTuple):
     """What the results of a study took where they were made, in seconds."""
 
-    units: int
+    requests: int
     seconds: float
     longest: float
     devices: tuple[str, ...]
@@ -164,7 +164,7 @@ class Study:
         norm: str = "",
         step: int = 0,
         draw: int = 0,
-    ) -> Request:
+    ) -> Handle:
         """A network: untrained, or at the end of a training, or at a `step` of it.
 
         Args:
@@ -203,7 +203,7 @@ class Study:
 
     def attack(
         self,
-        network: Request,
+        network: Handle,
         *,
         policy: str | Policy | Hybrid = "",
         draw: int = 0,
@@ -216,7 +216,7 @@ class Study:
         frames: int = 0,
         rounds: int = 1,
         every: bool = False,
-    ) -> Request:
+    ) -> Handle:
         """An attack on test images, each with a gradient of its own, after crop, flip and policy.
 
         Its value has `reconstruction`, `target` (what the client used) and `original` (the
@@ -241,7 +241,7 @@ class Study:
             every: keep `psnr_each`, `rank_each` and `cost_each`, (starts, B), of each start of an
                 attack with several; `reconstruction` is that of the least cost.
         """
-        model = self._unit(network, ModelRequest, "network")
+        model = self._described(network, ModelRequest, "network")
         name = policy if isinstance(policy, str) else str(policy)
         parse_policy(name)
         first, last = _rows(images)
@@ -268,13 +268,13 @@ class Study:
 
     def scores(
         self,
-        network: Request,
+        network: Handle,
         policies: Sequence[str | Policy | Hybrid],
         *,
         images: range | int = 64,
         points: int | None = None,
         variant: str = "fixed",
-    ) -> Request:
+    ) -> Handle:
         """Privacy scores of the same test images under each policy; lower is meant to be more
         private.
 
@@ -286,7 +286,7 @@ class Study:
             points: of the curve; by default the profile's.
             variant: "fixed", or "code" as the authors' code computes it.
         """
-        model = self._unit(network, ModelRequest, "network")
+        model = self._described(network, ModelRequest, "network")
         names = tuple(policy if isinstance(policy, str) else str(policy) for policy in policies)
         for name in names:
             parse_policy(name)
@@ -294,24 +294,24 @@ class Study:
         if first:
             raise AtsError(f"images={images}: scores are of the first test images; begin at 0")
         points = points or PROFILES[self.profile].get("score_points", 21)
-        unit = ScoreRequest(
+        request = ScoreRequest(
             model=model, policies=names, images=last, points=points, variant=variant, seed=self.seed
         )
-        return self._request(unit)
+        return self._request(request)
 
-    def search(self, network: Request, config: SearchConfig) -> Request:
+    def search(self, network: Handle, config: SearchConfig) -> Handle:
         """A search for policies on a semi-trained network (paper, Algorithm 1); its value is an
         `atslib.SearchResult`.
 
         Accuracy scores are of the same network before its training. All are on test images from
         number 200 on.
         """
-        model = self._unit(network, ModelRequest, "network")
+        model = self._described(network, ModelRequest, "network")
         return self._request(SearchRequest(model=model, config=config, seed=self.seed))
 
     def call(
-        self, function: Callable[..., dict[str, Tensor]], network: Request, **arguments: object
-    ) -> Request:
+        self, function: Callable[..., dict[str, Tensor]], network: Handle, **arguments: object
+    ) -> Handle:
         """What a function of the notebook measures of a network; its value is what that returns.
 
         Args:
@@ -319,29 +319,29 @@ class Study:
                 arguments; returns tensors by name. It is keyed by its source.
             arguments: numbers, texts and tuples of them.
         """
-        unit = CallRequest(
-            model=self._unit(network, ModelRequest, "network"),
+        request = CallRequest(
+            model=self._described(network, ModelRequest, "network"),
             function=NotebookFunction(function),
             arguments=tuple(sorted(arguments.items())),
         )
-        return self._request(unit)
+        return self._request(request)
 
-    def request(self, unit: Kept) -> Request:
-        """The result of a unit that is written out, such as `atsbook.runs.sweep.SweepRequest`: for what
+    def request(self, request: Kept) -> Handle:
+        """The result of a request that is written out, such as `atsbook.runs.sweep.SweepRequest`: for what
         the methods here have no words for.
         """
-        return self._request(unit)
+        return self._request(request)
 
-    def outcomes(self, run: Request) -> Request:
+    def outcomes(self, run: Handle) -> Handle:
         """What an attack's images tell of the photographs, for a server that knows the policy.
 
         Its value has, of each photograph, `rank` among 100 of its class (1: found), `bits`, `psnr`,
         `gain` over a guess that knows label, policy and draw, and `frame`, all but the first in dB
         or bits; see `atsbook.experiment.OutcomeRequest`. `table` has a column `found` too.
         """
-        return self._request(OutcomeRequest(attack=self._unit(run, AttackRequest, "run")))
+        return self._request(OutcomeRequest(attack=self._described(run, AttackRequest, "run")))
 
-    def recognized(self, runs: Iterable[Request]) -> Request:
+    def recognized(self, runs: Iterable[Handle]) -> Handle:
         """Where a network that knows pictures (features of an ImageNet network) ranks the
         photographs; it undoes nothing.
 
@@ -351,38 +351,38 @@ class Study:
         Args:
             runs: attacks on the same photographs.
         """
-        attacks = tuple(self._unit(run, AttackRequest, "run") for run in runs)
+        attacks = tuple(self._described(run, AttackRequest, "run") for run in runs)
         return self._request(RecognizedRequest(attacks=attacks))
 
-    def found(self, run: Request) -> Request:
+    def found(self, run: Handle) -> Handle:
         """Where each photograph ranks among 100 for a server that knows the policy, but not what
         was drawn.
 
         Its value has `rank_knowing` (B,); 1 is found.
         """
-        unit = self._unit(run, AttackRequest, "run")
-        return self._request(FoundRequest.of(unit))
+        request = self._described(run, AttackRequest, "run")
+        return self._request(FoundRequest.of(request))
 
     # values
 
-    def __getitem__(self, request: Request) -> object:
+    def __getitem__(self, handle: Handle) -> object:
         """The value of a request: of a network the network itself, of a search what it found, of
         anything else its tensors by name.
         """
-        unit = self._unit(request, object, "request")
-        if isinstance(unit, ModelRequest):
-            if unit.train:
-                self.compute([request], weights=True)
-                self.store.copy_into_store(unit)
-            return trained(unit, self._own, self.device)[0].eval()
-        self.compute([request])
-        if isinstance(unit, SearchRequest):
-            self.store.copy_into_store(unit.model)
-            return searched(unit, self.store, self.device)
-        return self._artifact(unit)
+        request = self._described(handle, object, "request")
+        if isinstance(request, ModelRequest):
+            if request.train:
+                self.compute([handle], weights=True)
+                self.store.copy_into_store(request)
+            return trained(request, self._own, self.device)[0].eval()
+        self.compute([handle])
+        if isinstance(request, SearchRequest):
+            self.store.copy_into_store(request.model)
+            return searched(request, self.store, self.device)
+        return self._artifact(request)
 
     def missing(
-        self, requests: Iterable[Request] | Mapping[object, Request], *, weights: bool = False
+        self, requests: Iterable[Handle] | Mapping[object, Handle], *, weights: bool = False
     ) -> list[Kept]:
         """What must be computed for these requests: they themselves and what they need, each before
         what needs it.
@@ -394,14 +394,20 @@ class Study:
             weights: the requests are networks that are to be used, not only looked up.
         """
         requests = requests.values() if isinstance(requests, Mapping) else requests
-        units = list(dict.fromkeys(self._unit(request, object, "request") for request in requests))
-        units = [unit for unit in units if unit.is_kept]
-        shipped = [] if weights else [unit for unit in units if self.store.shipped(unit.kind, unit)]
-        return plan([unit for unit in units if unit not in set(shipped)], self.store)
+        requests = list(
+            dict.fromkeys(self._described(handle, object, "request") for handle in requests)
+        )
+        requests = [request for request in requests if request.is_kept]
+        shipped = (
+            []
+            if weights
+            else [request for request in requests if self.store.shipped(request.kind, request)]
+        )
+        return plan([request for request in requests if request not in set(shipped)], self.store)
 
     def compute(
         self,
-        requests: Iterable[Request] | Mapping[object, Request] | None = None,
+        requests: Iterable[Handle] | Mapping[object, Handle] | None = None,
         *,
         weights: bool = False,
     ) -> None:
@@ -414,7 +420,9 @@ class Study:
         Raises:
             NotKept: something is missing, and this is a dry run or the budget of time is spent.
         """
-        requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
+        requests = (
+            [Handle(request, self) for request in self.asked] if requests is None else requests
+        )
         new = self.missing(requests, weights=weights)
         if not new:
             return
@@ -422,7 +430,7 @@ class Study:
             for line in self._plan(new).splitlines():
                 self.store.say(line)
             raise NotKept(f"{len(new)} results are missing; the plan above says which")
-        for need in dict.fromkeys(need for unit in new for need in unit.needs):
+        for need in dict.fromkeys(need for request in new for need in request.needs):
             self.store.copy_into_store(need)
         compute(new, self._own, str(self.device), self.jobs, self._ends, self.scheduler)
         if left := self.missing(requests, weights=weights):
@@ -430,25 +438,27 @@ class Study:
                 f"the budget is spent: {len(left)} results are missing; run again to go on"
             )
 
-    def plan(self, requests: Iterable[Request] | Mapping[object, Request] | None = None) -> str:
+    def plan(self, requests: Iterable[Handle] | Mapping[object, Handle] | None = None) -> str:
         """What would be computed, one line each, and how long all of it may take.
 
         Args:
             requests: by default all that this study was asked for.
         """
-        requests = [Request(unit, self) for unit in self.asked] if requests is None else requests
+        requests = (
+            [Handle(request, self) for request in self.asked] if requests is None else requests
+        )
         return self._plan(self.missing(requests))
 
-    def _plan(self, units: Sequence[Kept]) -> str:
-        if not units:
+    def _plan(self, requests: Sequence[Kept]) -> str:
+        if not requests:
             return "nothing is missing"
-        return describe(units, str(self.device), self.jobs, self.scheduler)
+        return describe(requests, str(self.device), self.jobs, self.scheduler)
 
     # tables
 
     def table(
         self,
-        requests: Mapping[object, Request],
+        requests: Mapping[object, Handle],
         names: Sequence[str],
         *,
         policy_known: Sequence[str] = (),
@@ -477,27 +487,27 @@ class Study:
             blind: False leaves out `gain` and its floors, which take a quarter second a policy.
         """
         known = {
-            key: self.found(request)
-            for key, request in requests.items()
-            if isinstance(request.unit, AttackRequest)
-            and request.unit.policy
-            and request.unit.policy in policy_known
+            key: self.found(handle)
+            for key, handle in requests.items()
+            if isinstance(handle.request, AttackRequest)
+            and handle.request.policy
+            and handle.request.policy in policy_known
         }
         told = {
-            key: self.outcomes(request)
-            for key, request in requests.items()
-            if outcomes and isinstance(request.unit, AttackRequest)
+            key: self.outcomes(handle)
+            for key, handle in requests.items()
+            if outcomes and isinstance(handle.request, AttackRequest)
         }
         self.compute([*requests.values(), *known.values(), *told.values()])
         seen = self._picture_rows(requests) if pictures else {}
         parts = []
-        for key, request in requests.items():
-            part = self._rows_of(request.unit, blind=blind)
+        for key, handle in requests.items():
+            part = self._rows_of(handle.request, blind=blind)
             columns = _columns(names, key)
             part = part.assign(**columns)
             if key in known:
-                part["rank_knowing"] = self._artifact(known[key].unit)["rank_knowing"].numpy()
-            elif policy_known and "rank_original" in part and not request.unit.policy:
+                part["rank_knowing"] = self._artifact(known[key].request)["rank_knowing"].numpy()
+            elif policy_known and "rank_original" in part and not handle.request.policy:
                 part["rank_knowing"] = part[
                     "rank_original"
                 ]  # without a policy there is one form of each image
@@ -505,43 +515,43 @@ class Study:
                 own = seen[key].set_index("image").reindex(part["image"])
                 of_seen = ("found", "bits", "frame")
                 part = part.assign(**{name: own[name].to_numpy(float) for name in of_seen})
-            if (draw_known or pictures) and isinstance(request.unit, AttackRequest):
-                part["gain_told"] = part["psnr"] - guess_of(request.unit).double().numpy()
+            if (draw_known or pictures) and isinstance(handle.request, AttackRequest):
+                part["gain_told"] = part["psnr"] - guess_of(handle.request).double().numpy()
             if key in told:
-                more = self._rows_of(told[key].unit).rename(columns={"gain": "gain_told"})
+                more = self._rows_of(told[key].request).rename(columns={"gain": "gain_told"})
                 part = part.assign(**{name: more[name] for name in OUTCOME_COLUMNS})
             parts.append(part)
         return pd.concat(parts, ignore_index=True)
 
-    def _picture_rows(self, requests: Mapping[object, Request]) -> dict[object, pd.DataFrame]:
+    def _picture_rows(self, requests: Mapping[object, Handle]) -> dict[object, pd.DataFrame]:
         """`picture_rows` of the attacks among these requests, by the request's key."""
-        units = {
-            key: request.unit
-            for key, request in requests.items()
-            if isinstance(request.unit, AttackRequest)
+        requests = {
+            key: handle.request
+            for key, handle in requests.items()
+            if isinstance(handle.request, AttackRequest)
         }
-        kept = (self._artifact(unit) for unit in units.values())
-        return dict(zip(units, picture_rows(kept, list(units.values())), strict=True))
+        kept = (self._artifact(request) for request in requests.values())
+        return dict(zip(requests, picture_rows(kept, list(requests.values())), strict=True))
 
-    def _rows_of(self, unit: Kept, *, blind: bool = True) -> pd.DataFrame:
-        artifact = self._artifact(unit)
-        if isinstance(unit, AttackRequest):
-            return image_rows(artifact, unit, blind=blind)
-        if isinstance(unit, OutcomeRequest):
-            return outcome_rows(artifact, unit.attack)
+    def _rows_of(self, request: Kept, *, blind: bool = True) -> pd.DataFrame:
+        artifact = self._artifact(request)
+        if isinstance(request, AttackRequest):
+            return image_rows(artifact, request, blind=blind)
+        if isinstance(request, OutcomeRequest):
+            return outcome_rows(artifact, request.attack)
         check_kind(
             "Study.table takes attacks, outcomes and scores:",
-            unit,
+            request,
             ScoreRequest,
             "not networks; see accuracies",
         )
         scores = pd.DataFrame(
-            artifact["scores"].double().numpy(), index=list(map(label, unit.policies))
+            artifact["scores"].double().numpy(), index=list(map(label, request.policies))
         )
         scores = scores.rename_axis("policy").reset_index()
         return scores.melt("policy", var_name="image", value_name="score")
 
-    def accuracies(self, networks: Mapping[object, Request], names: Sequence[str]) -> pd.DataFrame:
+    def accuracies(self, networks: Mapping[object, Handle], names: Sequence[str]) -> pd.DataFrame:
         """One row per trained network: `accuracy` in percent of the test set, and `train`, how many
         it learned from.
 
@@ -551,16 +561,16 @@ class Study:
         """
         self.compute(networks)
         rows = []
-        for key, request in networks.items():
+        for key, handle in networks.items():
             columns = _columns(names, key)
-            kept = self._artifact(request.unit)
+            kept = self._artifact(handle.request)
             learned = (
                 {"train": int(kept["images"])} if "images" in kept.tensors else {}
             )  # not known on the way
             rows.append(columns | {"accuracy": float(kept["accuracy"])} | learned)
         return pd.DataFrame(rows)
 
-    def histories(self, networks: Mapping[object, Request], names: Sequence[str]) -> pd.DataFrame:
+    def histories(self, networks: Mapping[object, Handle], names: Sequence[str]) -> pd.DataFrame:
         """One row per trained network and epoch: `epoch` from 1, mean training `loss`, `lr`,
         `seconds`, and `accuracy` in percent of the first test images (nan where a network was
         trained before that was kept).
@@ -571,8 +581,8 @@ class Study:
         """
         self.compute(networks)
         parts = []
-        for key, request in networks.items():
-            history = self._artifact(request.unit)["history"].double().numpy()
+        for key, handle in networks.items():
+            history = self._artifact(handle.request)["history"].double().numpy()
             measured = ["loss", "lr", "seconds", "accuracy"]
             part = pd.DataFrame(history, columns=measured[: history.shape[1]])
             part = part.reindex(columns=measured)
@@ -583,9 +593,9 @@ class Study:
 
     # where it was made
 
-    def origin(self, requests: Mapping[object, Request]) -> dict[str, object]:
+    def origin(self, requests: Mapping[object, Handle]) -> dict[str, object]:
         """Where and when these results were made: first and last day, devices, versions."""
-        made = [self.store.facts(request.unit) for request in requests.values()]
+        made = [self.store.facts(handle.request) for handle in requests.values()]
         days = sorted(
             datetime.datetime.fromisoformat(each["made"]).date().isoformat() for each in made
         )
@@ -602,7 +612,7 @@ class Study:
         }
 
     def facts(
-        self, requests: Mapping[object, Request], *, split: str = "train", **more: object
+        self, requests: Mapping[object, Handle], *, split: str = "train", **more: object
     ) -> dict[str, object]:
         """`origin`, what the images are that networks learn from, and what is given.
 
@@ -616,7 +626,7 @@ class Study:
         """What all that this study was asked for took where it was made, with the networks that it
         needs.
         """
-        facts = [self.store.facts(unit) for unit in self._needed()]
+        facts = [self.store.facts(request) for request in self._needed()]
         seconds = [fact["seconds"] for fact in facts]
         devices = tuple(sorted({fact["device"] for fact in facts}))
         return Cost(
@@ -625,33 +635,35 @@ class Study:
 
     def keys(self) -> list[str]:
         """The keys in the store of all that this study was asked for and of what that needs."""
-        return sorted(self.store.path(unit.kind, unit).stem for unit in self._needed())
+        return sorted(self.store.path(request.kind, request).stem for request in self._needed())
 
     # inside
 
     def _needed(self) -> list[Kept]:
-        return list(dict.fromkeys(part for unit in self.asked for part in (*unit.needs, unit)))
+        return list(
+            dict.fromkeys(part for request in self.asked for part in (*request.needs, request))
+        )
 
-    def _request(self, unit: Kept) -> Request:
-        if unit.is_kept:
-            self.asked[unit] = None
-        return Request(unit, self)
+    def _request(self, request: Kept) -> Handle:
+        if request.is_kept:
+            self.asked[request] = None
+        return Handle(request, self)
 
-    def _unit(self, request: object, kind: type, what: str) -> Kept:
-        if isinstance(request, Request) and isinstance(request.unit, kind):
-            return request.unit
-        given = type(request.unit).__name__ if isinstance(request, Request) else repr(request)
+    def _described(self, handle: object, kind: type, what: str) -> Kept:
+        if isinstance(handle, Handle) and isinstance(handle.request, kind):
+            return handle.request
+        given = type(handle.request).__name__ if isinstance(handle, Handle) else repr(handle)
         raise AtsError(
             f"{what}={given} must be a request that this study made, as study.network(…) and others do"
         )
 
-    def _artifact(self, unit: Kept) -> Artifact:
+    def _artifact(self, request: Kept) -> Artifact:
         """The kept result, after `compute`; the last ones that were read are still at hand."""
-        if unit not in self._at_hand:
+        if request not in self._at_hand:
             if len(self._at_hand) >= CACHE_SIZE:
                 del self._at_hand[next(iter(self._at_hand))]
-            self._at_hand[unit] = unit.make(self.store, self.device)
-        return self._at_hand[unit]
+            self._at_hand[request] = request.make(self.store, self.device)
+        return self._at_hand[request]
 
 
 def _columns(names: Sequence[str], key: object) -> dict[str, object]:

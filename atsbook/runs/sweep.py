@@ -1,4 +1,4 @@
-"""Units that look at every policy: attacks on all, longer ones on those that they find least of,
+"""Requests that look at every policy: attacks on all, longer ones on those that they find least of,
 and scores of all.
 
 A policy's number is its place in `enumerate_distinct`. Crops, flips, starts and what is drawn of a
@@ -70,7 +70,7 @@ class Rung:
     first: int
     last: int
     each: int
-    size: int  # policies in one unit of work
+    size: int  # policies in one request
     numbers: tuple[int, ...] = ()  # these policies, and no others
 
 
@@ -86,8 +86,8 @@ class Halving:
     rungs: tuple[Rung, ...]
     seed: int = 0
 
-    def units(self, rung: int) -> tuple["SweepRequest", ...]:
-        """A rung's units, in order."""
+    def requests(self, rung: int) -> tuple["SweepRequest", ...]:
+        """A rung's requests, in order."""
         count = self.rungs[rung].policies
         size = self.rungs[rung].size
         return tuple(
@@ -121,7 +121,7 @@ class SweepRequest(Kept):
     def needs(self) -> tuple[Kept, ...]:
         """The network where it is a trained one, and the whole rung before."""
         network = (self.model,) if self.model.is_kept else ()
-        before = self.plan.units(self.rung - 1) if self.rung else ()
+        before = self.plan.requests(self.rung - 1) if self.rung else ()
         return (*network, *before)
 
     @property
@@ -150,23 +150,23 @@ class SweepRequest(Kept):
         return {"number": chosen} | joined
 
 
-def numbers(unit: SweepRequest, store: Store, device: torch.device) -> list[int]:
-    """The unit's policies by number: of a later rung those with the least mean gain in the one
+def numbers(request: SweepRequest, store: Store, device: torch.device) -> list[int]:
+    """The request's policies by number: of a later rung those with the least mean gain in the one
     before, least first.
     """
-    count = unit.plan.rungs[unit.rung].policies
-    given = unit.plan.rungs[unit.rung].numbers
+    count = request.plan.rungs[request.rung].policies
+    given = request.plan.rungs[request.rung].numbers
     if given:
-        return list(given[unit.low : unit.high])
-    if unit.rung == 0:
-        return spaced(count)[unit.low : unit.high]
-    before = [each.make(store, device) for each in unit.plan.units(unit.rung - 1)]
+        return list(given[request.low : request.high])
+    if request.rung == 0:
+        return spaced(count)[request.low : request.high]
+    before = [each.make(store, device) for each in request.plan.requests(request.rung - 1)]
     number, image, gain = (
         torch.cat([each[name] for each in before]) for name in ("number", "image", "gain")
     )
     # Rounded far below any difference that matters, so that no last bit decides who goes on.
     order = adjusted(gain, image).mean(1).mul(1e6).round().sort(stable=True).indices
-    return number[order][unit.low : min(unit.high, count)].tolist()
+    return number[order][request.low : min(request.high, count)].tolist()
 
 
 def adjusted(gain: Tensor, image: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def adjusted(gain: Tensor, image: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOutcomes(OfAttacks):
-    """The attacks of a unit, and all that they tell of the photographs.
+    """The attacks of a request, and all that they tell of the photographs.
 
     Its tensors: `number` (P,) of the policies; (P, B) `image` and those of `OutcomeRequest`.
     """
@@ -216,50 +216,52 @@ class SweepOutcomes(OfAttacks):
         return {"number": torch.tensor(chosen)} | joined
 
 
-def _drawn(unit: SweepRequest, policy: Policy, rows: Tensor) -> Draw:
+def _drawn(request: SweepRequest, policy: Policy, rows: Tensor) -> Draw:
     """What is drawn of a policy for these test images, as in an `AttackRequest` of the same seed."""
-    last = unit.plan.rungs[unit.rung].last
-    return drawn(range(last), str(policy), seed=unit.plan.seed)[rows]
+    last = request.plan.rungs[request.rung].last
+    return drawn(range(last), str(policy), seed=request.plan.seed)[rows]
 
 
-def _images(unit: SweepRequest, number: int) -> Tensor:
+def _images(request: SweepRequest, number: int) -> Tensor:
     """Which test images a policy meets, (B,), in their order."""
-    rung = unit.plan.rungs[unit.rung]
-    seed = unit.plan.seed
-    drawn = torch.randperm(rung.last - rung.first, generator=rng(seed, "sweep", unit.rung, number))
+    rung = request.plan.rungs[request.rung]
+    seed = request.plan.seed
+    drawn = torch.randperm(
+        rung.last - rung.first, generator=rng(seed, "sweep", request.rung, number)
+    )
     return rung.first + drawn[: rung.each].sort().values
 
 
 def _recovered(
-    unit: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
+    request: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which test images these policies meet, (P, B); as clients used them and as the attack
     recovered them, (P × B, C, H, W) each.
     """
-    images = dataset(unit.model.dataset, "test")
-    rung = unit.plan.rungs[unit.rung]
-    rows = torch.stack([_images(unit, number) for number in chosen])
+    images = dataset(request.model.dataset, "test")
+    rung = request.plan.rungs[request.rung]
+    rows = torch.stack([_images(request, number) for number in chosen])
     used = [
-        _drawn(unit, all_policies()[number], own).apply(images.pixels[own])
+        _drawn(request, all_policies()[number], own).apply(images.pixels[own])
         for number, own in zip(chosen, rows, strict=True)
     ]
     target = to_images(torch.cat(used).to(device))
-    begin = starts(_as_attack(unit), model)[:, rows.flatten() - rung.first]
+    begin = starts(_as_attack(request), model)[:, rows.flatten() - rung.first]
     seen = observe(model, target, images.labels[rows.flatten()].to(device))
-    stream = rng(unit.plan.seed, "attack")
+    stream = rng(request.plan.seed, "attack")
     return rows, target, reconstruct(seen, rung.attack, rng=stream, start=begin).images
 
 
 def _attacked(
-    unit: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
+    request: SweepRequest, model: nn.Module, chosen: Sequence[int], device: torch.device
 ) -> dict[str, Tensor]:
     """(P, B) of these policies: image, gain, floor and found."""
-    name = unit.model.dataset
-    plan = unit.plan
-    rung = unit.plan.rungs[unit.rung]
+    name = request.model.dataset
+    plan = request.plan
+    rung = request.plan.rungs[request.rung]
     policies = [all_policies()[number] for number in chosen]
     images = dataset(name, "test")
-    rows, target, made = _recovered(unit, model, chosen, device)
+    rows, target, made = _recovered(request, model, chosen, device)
     floor = psnr(
         _mean_images(name, policies, plan.seed).repeat_interleave(rung.each, 0).to(device), target
     )
@@ -274,9 +276,9 @@ def _attacked(
     return {"image": rows} | {key: value.cpu().view(rows.shape) for key, value in parts.items()}
 
 
-def _as_attack(unit: SweepRequest) -> AttackRequest:
-    rung = unit.plan.rungs[unit.rung]
-    plan = unit.plan
+def _as_attack(request: SweepRequest) -> AttackRequest:
+    rung = request.plan.rungs[request.rung]
+    plan = request.plan
     return AttackRequest(
         model=plan.model,
         policy="",
@@ -342,24 +344,27 @@ class SweepScores(Kept):
         return {"scores": torch.stack([score(self, model, policy) for policy in policies], 1)}
 
 
-def _accuracy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
-    images = unseen(unit.model.dataset)[: unit.images]
+def _accuracy(request: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
+    images = unseen(request.model.dataset)[: request.images]
     return torch.tensor(
-        [[accuracy_score(model, images, policy, variant=v, rng=unit.seed)] for v in unit.variants]
+        [
+            [accuracy_score(model, images, policy, variant=v, rng=request.seed)]
+            for v in request.variants
+        ]
     )
 
 
-def _privacy(unit: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
-    name = unit.model.dataset
+def _privacy(request: SweepScores, model: nn.Module, policy: Policy) -> Tensor:
+    name = request.model.dataset
     like = next(model.parameters())
-    test = dataset(name, "test")[: unit.images]
-    pixels = drawn(range(unit.images), str(policy), seed=unit.seed).apply(test.pixels)
-    stream = rng(unit.seed, "score start")
+    test = dataset(name, "test")[: request.images]
+    pixels = drawn(range(request.images), str(policy), seed=request.seed).apply(test.pixels)
+    stream = rng(request.seed, "score start")
     noise = torch.stack(
-        [torch.rand(pixels.shape[1:], generator=stream) for _ in range(unit.images)]
+        [torch.rand(pixels.shape[1:], generator=stream) for _ in range(request.images)]
     ).to(like)
     seen = to_images(pixels.to(like.device)), test.labels.to(like.device)
-    curves = gradsim_curves(model, *seen, unit.variants, points=unit.points, start=noise)
+    curves = gradsim_curves(model, *seen, request.variants, points=request.points, start=noise)
     return torch.stack(
-        [area(curve, name) for curve, name in zip(curves, unit.variants, strict=True)]
+        [area(curve, name) for curve, name in zip(curves, request.variants, strict=True)]
     ).cpu()

@@ -41,7 +41,7 @@ def policy_image(name: str, policy: str, crop_flip: bool) -> Tensor:
     return mean_prepared(pixels, policy, rng=rng(0, "floor", name, policy), crop_flip=crop_flip)
 
 
-def floors(target: Tensor, unit: AttackRequest) -> dict[str, Tensor]:
+def floors(target: Tensor, request: AttackRequest) -> dict[str, Tensor]:
     """PSNR in dB of three guesses that need no gradient: mid-grey, the mean training image, and
     `policy_image`.
 
@@ -49,13 +49,13 @@ def floors(target: Tensor, unit: AttackRequest) -> dict[str, Tensor]:
         target: (B, C, H, W) uint8, what the client used.
     """
     images = to_images(target)
-    name = unit.model.dataset
-    known = policy_image(name, unit.policy, unit.crop_flip)
+    name = request.model.dataset
+    known = policy_image(name, request.policy, request.crop_flip)
     guesses = {"grey": torch.full_like(images, 0.5), "mean": mean_image(name), "policy": known}
     return {f"floor_{word}": psnr_of_guess(guess, images) for word, guess in guesses.items()}
 
 
-def image_rows(artifact: Artifact, unit: AttackRequest, *, blind: bool = True) -> pd.DataFrame:
+def image_rows(artifact: Artifact, request: AttackRequest, *, blind: bool = True) -> pd.DataFrame:
     """One row per image: policy, image, the metrics, three floors, `gain`, both ranks, `stuck`, and
     `regime`.
 
@@ -71,15 +71,15 @@ def image_rows(artifact: Artifact, unit: AttackRequest, *, blind: bool = True) -
     names = ("psnr", "psnr_original", "mse", "ssim", "cost")
     table = pd.DataFrame({name: artifact[name].double().numpy() for name in names})
     if blind:
-        for name, guess in floors(artifact["target"], unit).items():
+        for name, guess in floors(artifact["target"], request).items():
             table[name] = guess.double().numpy()
         table["gain"] = table["psnr"] - table["floor_policy"]
     for name in ("rank_target", "rank_original", "stuck", "psnr_before"):
         if name in artifact.tensors:  # the last of them is younger than most of the archive
             table[name] = artifact[name].numpy()
-    table.insert(0, "image", range(unit.first, unit.last))
-    table.insert(0, "policy", label(unit.policy))
-    return table.assign(regime="trained" if unit.model.train else "initial")
+    table.insert(0, "image", range(request.first, request.last))
+    table.insert(0, "policy", label(request.policy))
+    return table.assign(regime="trained" if request.model.train else "initial")
 
 
 def noise_floor(target: Tensor, seed: int) -> np.ndarray:
@@ -97,15 +97,15 @@ def _noise(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.rand((NOISES, *shape), generator=rng(seed, "floor noise"))
 
 
-def outcome_rows(artifact: Artifact, unit: AttackRequest) -> pd.DataFrame:
+def outcome_rows(artifact: Artifact, request: AttackRequest) -> pd.DataFrame:
     """A row for each photograph: policy, image, and all of `OutcomeRequest`; `found` is whether its
     rank is 1.
     """
-    return _rows(artifact.tensors, unit)
+    return _rows(artifact.tensors, request)
 
 
 def picture_rows(
-    artifacts: Iterable[Artifact], units: Sequence[AttackRequest]
+    artifacts: Iterable[Artifact], requests: Sequence[AttackRequest]
 ) -> list[pd.DataFrame]:
     """`outcome_rows` of the photographs whose pictures the archive keeps of every attack, the first
     sixteen, from the pictures as it keeps them; a table for each attack.
@@ -114,13 +114,13 @@ def picture_rows(
         artifacts: of the attacks; each is read when it is its turn, and its pictures alone are kept.
     """
     images = [to_images(as_kept(one["reconstruction"][:PICTURES])) for one in artifacts]
-    outcomes = outcomes_of_all(units, images)
-    return [_rows(values, unit) for values, unit in zip(outcomes, units, strict=True)]
+    outcomes = outcomes_of_all(requests, images)
+    return [_rows(values, request) for values, request in zip(outcomes, requests, strict=True)]
 
 
-def _rows(values: Mapping[str, Tensor], unit: AttackRequest) -> pd.DataFrame:
+def _rows(values: Mapping[str, Tensor], request: AttackRequest) -> pd.DataFrame:
     table = pd.DataFrame({name: value.numpy() for name, value in values.items()})
     table.insert(0, "found", table["rank"] == 1)
-    table.insert(0, "image", range(unit.first, unit.first + len(table)))
-    table.insert(0, "policy", label(unit.policy))
+    table.insert(0, "image", range(request.first, request.first + len(table)))
+    table.insert(0, "policy", label(request.policy))
     return table

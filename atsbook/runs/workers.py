@@ -1,7 +1,7 @@
-"""Where units of work are done: processes of this machine, this process beside a GPU, or the
+"""Where requests are done: processes of this machine, this process beside a GPU, or the
 workers of a Dask scheduler.
 
-Each is a `concurrent.futures.Executor` with the number of units that it takes at once.
+Each is a `concurrent.futures.Executor` with the number of requests that it takes at once.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ Workers = tuple[Executor, Callable[[], int]]
 
 
 def at_once(device: torch.device, jobs: int | None) -> int:
-    """How many units are computed at once: as asked, else one per core, or one on a GPU."""
+    """How many requests are computed at once: as asked, else one per core, or one on a GPU."""
     return jobs or (1 if device.type == "cuda" else os.cpu_count() or 1)
 
 
 def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
-    """How many units are computed at once there: by a cluster as many as it takes now, started or
+    """How many requests are computed at once there: by a cluster as many as it takes now, started or
     not.
     """
     if not scheduler:
@@ -47,7 +47,7 @@ def count(device: torch.device, jobs: int | None, scheduler: str | None) -> int:
 def workers(
     device: torch.device, jobs: int | None, scheduler: str | None, say: Callable[[str], None]
 ) -> Iterator[Workers]:
-    """An executor, and a function that says how many units it takes at once now.
+    """An executor, and a function that says how many requests it takes at once now.
 
     Args:
         scheduler: None, or the address of a Dask scheduler, such as `tls://10.0.0.5:8786`; for
@@ -56,7 +56,7 @@ def workers(
     Raises:
         AtsError: Dask is not installed, there is no scheduler at that address, or no certificate
             for it.
-        BrokenExecutor: a worker was lost, and Dask has given up on the unit that it was at.
+        BrokenExecutor: a worker was lost, and Dask has given up on the request that it was at.
     """
     if scheduler:
         with _cluster(scheduler, say) as found:
@@ -152,7 +152,7 @@ def _slots(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], int]:
-    """How many units a cluster takes at once now, asked again and again: one a thread; at least
+    """How many requests a cluster takes at once now, asked again and again: one a thread; at least
     one, which then waits for a worker, but not for ever, since Dask itself says nothing.
 
     Args:

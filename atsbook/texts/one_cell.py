@@ -10,7 +10,7 @@ import numpy as np
 
 from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings.photographs import arrow
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.table1 import HYBRID
 from atsbook.texts.marks import insert_tables
 from atslib import ATTACKS, GradientMatching
@@ -51,9 +51,9 @@ def one_cell(evidence: Path) -> str:
     kept = defaultdict(lambda: {"": [], HYBRID: []})
     pages = defaultdict(set)
     for key, line in archive.entries().items():
-        unit = unit_of(line) if line["kind"] == OutcomeRequest.kind else None
-        if unit and in_the_cell(unit.attack):
-            attack = unit.attack
+        request = request_of(line) if line["kind"] == OutcomeRequest.kind else None
+        if request and in_the_cell(request.attack):
+            attack = request.attack
             place = attack.attack, attack.first, attack.last
             told = archive.read(key).tensors
             kept[place][attack.policy].append((told["rank"].numpy() == 1, told["bits"].numpy()))

@@ -12,7 +12,7 @@ from atsbook.figures import plots
 from atsbook.figures.sheets import fitting, sheet
 from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.settings import Settings
-from atsbook.runs.study import Request, Study
+from atsbook.runs.study import Handle, Study
 from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.widgets import data, html
 from atsbook.widgets.browser_graph.graph import attack_graph
@@ -92,7 +92,7 @@ def line_ups(name: str, images: Sequence[int], budget: int) -> dict:
     return {"classes": classes, "of": of}
 
 
-def payload(study: Study, trained: Request, *, policies: Mapping[str, str], images: int) -> dict:
+def payload(study: Study, trained: Handle, *, policies: Mapping[str, str], images: int) -> dict:
     """Pictures, operations, the traced step of each network with its weights, and the workers'
     script.
 
@@ -148,18 +148,18 @@ def _choice(title: str, what: str, model: nn.Module, name: str) -> dict:
     return {"title": title, "line": LINE.format(what=what), "graph": graph, "features": features}
 
 
-def _trained(study: Study, request: Request) -> dict:
+def _trained(study: Study, network: Handle) -> dict:
     """The trained network of the page."""
-    unit = request.unit
-    size = round(unit.fraction * len(dataset(unit.dataset, "train")))
-    model = request.value.cpu()
-    right = study.accuracies({"": request}, ["network"])["accuracy"].item()
-    what = TRAINED.format(epochs=unit.train.epochs, images=size, right=right)
-    return _choice("Trained: a later round", what, model, unit.dataset)
+    request = network.request
+    size = round(request.fraction * len(dataset(request.dataset, "train")))
+    model = network.value.cpu()
+    right = study.accuracies({"": network}, ["network"])["accuracy"].item()
+    what = TRAINED.format(epochs=request.train.epochs, images=size, right=right)
+    return _choice("Trained: a later round", what, model, request.dataset)
 
 
 def attack(
-    study: Study, ahead: Mapping[str, Request], trained: Request, policies: Mapping[str, str]
+    study: Study, ahead: Mapping[str, Handle], trained: Handle, policies: Mapping[str, str]
 ) -> Figure:
     """The attack on the first test images, as many as were attacked ahead.
 

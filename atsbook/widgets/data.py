@@ -15,7 +15,7 @@ from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
 from atsbook.findings.compare import matrices
 from atsbook.networks import dataset
-from atsbook.runs.study import Request, Study
+from atsbook.runs.study import Handle, Study
 from atsbook.runs.sweep import all_policies
 from atsbook.runs.tables import label
 from atsbook.store import Artifact
@@ -90,7 +90,7 @@ def ranking(study: Study, table: pd.DataFrame, reference: float) -> dict:
     } | pictures(study.dataset, [example])
 
 
-def builder(study: Study, policies: Request, singles: Request, presets: Mapping[str, str]) -> dict:
+def builder(study: Study, policies: Handle, singles: Handle, presets: Mapping[str, str]) -> dict:
     """Twelve images, the operations, and the curve and score of every policy that is scored.
 
     Args:
@@ -103,17 +103,17 @@ def builder(study: Study, policies: Request, singles: Request, presets: Mapping[
         "canonical": list(CANONICAL),
         "presets": {label(policy): title for policy, title in presets.items()},
         "start": "3-1-7",
-        "n": singles.unit.images,
-        "scored": [row for request in (policies, singles) for row in _curves(request)],
+        "n": singles.request.images,
+        "scored": [row for handle in (policies, singles) for row in _curves(handle)],
         "call": SCORE_CALL,
     } | pictures(study.dataset, range(min(IMAGES, len(dataset(study.dataset, "test")))))
 
 
-def _curves(request: Request) -> list[dict]:
+def _curves(scores_of: Handle) -> list[dict]:
     """Each policy's similarity of gradients and its score, means over images."""
-    kept = request.value
+    kept = scores_of.value
     scores, curves = (kept[name].double().mean(1).tolist() for name in ("scores", "curves"))
-    rows = zip(request.unit.policies, scores, curves, strict=True)
+    rows = zip(scores_of.request.policies, scores, curves, strict=True)
     return [
         {"id": p, "s_pri": brief(s), "curve": [brief(v) for v in curve]} for p, s, curve in rows
     ]

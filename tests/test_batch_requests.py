@@ -1,4 +1,4 @@
-"""Units of batches: which images share a gradient, labels told of them, and attacks on rounds and
+"""Requests of batches: which images share a gradient, labels told of them, and attacks on rounds and
 local training.
 """
 
@@ -9,7 +9,7 @@ import torch
 from checks import refused
 
 from atsbook.networks import ModelRequest, dataset, network
-from atsbook.runs.archive import Archive, unit_of
+from atsbook.runs.archive import Archive, request_of
 from atsbook.runs.batches import (
     Batches,
     BatchOutcomes,
@@ -67,8 +67,8 @@ def test_a_batch_that_cannot_be_is_refused():
 
 
 def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
-    unit = LabelRequest(model=MODEL, batches=Batches(size=4, count=3, amount=2))
-    sheet = unit.make(store, CPU)
+    request = LabelRequest(model=MODEL, batches=Batches(size=4, count=3, amount=2))
+    sheet = request.make(store, CPU)
     assert {name for name in sheet.tensors if name.startswith("share")} == {
         "share_features",
         "share_published",
@@ -78,9 +78,11 @@ def test_the_labels_of_a_batch_are_told_by_each_rule_that_allows_it(store):
     assert (
         sheet["share_minima"].tolist() == [0.5] * 3
     )  # each label once, and half of the batch repeats one
-    twelve = dataclasses.replace(unit, batches=Batches(size=12, count=1, amount=2)).make(store, CPU)
+    twelve = dataclasses.replace(request, batches=Batches(size=12, count=1, amount=2)).make(
+        store, CPU
+    )
     assert "share_minima" not in twelve.tensors
-    single = dataclasses.replace(unit, batches=Batches(size=1, count=4)).make(store, CPU)
+    single = dataclasses.replace(request, batches=Batches(size=1, count=4)).make(store, CPU)
     assert single["share_idlg"].tolist() == [1.0] * 4
 
 
@@ -111,8 +113,8 @@ def test_a_reconstruction_stands_beside_its_own_image(store):
 
 
 def test_what_batches_give_away_is_what_the_measures_say(store, tmp_path):
-    unit = BatchOutcomes(attacks=BASE)
-    told, sheet = unit.make(store, CPU), BASE.make(store, CPU)
+    request = BatchOutcomes(attacks=BASE)
+    told, sheet = request.make(store, CPU), BASE.make(store, CPU)
     test = dataset("shapes", "test")
     candidates, truth = own_class(test.labels, BASE.batches.rows(test.labels, 10).flatten())
     alike = match(sheet["reconstruction"], test.pixels, candidates, crop_flip=False)
@@ -122,7 +124,7 @@ def test_what_batches_give_away_is_what_the_measures_say(store, tmp_path):
     torch.testing.assert_close(told["frame"], sheet["psnr"])  # the frame has all of it
     archive = Archive(tmp_path / "archive")
     archive.write(store, embedded=True)
-    assert unit in [unit_of(line) for line in archive.entries().values()]
+    assert request in [request_of(line) for line in archive.entries().values()]
 
 
 def test_photographs_of_clients_with_a_policy_are_not_looked_for_as_if_there_were_none():
@@ -149,7 +151,7 @@ def test_rounds_local_training_and_defenses_reach_the_attack(changes, store):
     other = dataclasses.replace(BASE, **changes)
     assert (other.make(store, CPU)["cost"] != BASE.make(store, CPU)["cost"]).all()
     assert other.passes >= BASE.passes
-    assert unit_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
+    assert request_of({"kind": other.kind, "version": 1, "config": plain(other)}) == other
 
 
 def test_from_the_archive_pictures_stand_beside_their_targets(store, tmp_path):
