@@ -156,6 +156,11 @@ def as_pair(change: Change) -> dict[str, float]:
     return ends | {"photographs": int(change.n)}
 
 
+def as_change(change: Change) -> dict[str, float]:
+    """A change with its 95 % interval, for `numbers`."""
+    return {"mean": float(change.mean), "low": float(change.low), "high": float(change.high)}
+
+
 def exported(page: str) -> dict:
     """The numbers of another page that ship, on CIFAR-100 where it was run on that; empty where it has none."""
     return newest.exported(page, project_root() / "results")

@@ -15,6 +15,10 @@ def advice(results: Path) -> str:
         answer=answer(known),
         bare=bare,
         hidden=hidden,
+        rounds=known.rounds or "so many",
+        batch={"size": known.batch[0], "named": percent(known.batch[1])}
+        if known.batch
+        else {"size": "several", "named": MISSING},
         epochs=f"{known.wide.epochs}" if known.wide else MISSING,
         what_it_costs=what_it_costs(known),
         share="" if known.time is None else f"{100 * known.time:.1f} %",
@@ -28,6 +32,7 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
         "trained": known.found.get(f"trained {WIDE}"),
         "late": known.found.get("trained LeNet"),
         "sum": known.summed,
+        "federated": known.federated,
     }
     sides = tuple(
         {name: percent(ends[side]) if ends else MISSING for name, ends in pairs.items()}

@@ -3,7 +3,7 @@ print.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from atsbook.findings.newest import exported
@@ -41,29 +41,42 @@ class Numbers:
         found: share of photographs picked out, by state and network, such as *untrained LeNet*.
         best: by the strongest attack on the policy, on the untrained LeNet and other photographs: how
             many are picked out, and of how many.
+        by_rule: the same by the attacks that the rule takes on each side.
+        best_narrow: shares by the attacks that are best on each side, on the untrained ResNet20-1.
         tried: how many attacks the strongest is of; None where that is not kept.
         long: share by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
         summed: what the sum of ten clients' first answers gives away, on the untrained LeNet.
+        federated: what each client's answer gives away in the last round of that federation.
+        chance: whether the change on the paper's own network, trained, may be chance.
         learned: accuracies, those of the shortest training first.
         score: r of the privacy score with `bits` and with `psnr`, each with its interval.
         as_published: mean PSNR in dB of the paper's own attack on its own network in 4,800 steps, and on
             how many photographs.
         gradients: shares picked out by a server that compares gradients, the least of all
             networks, and which networks these are.
+        rounds: of that federation.
+        batch: the largest batch among whose gradient a photograph was looked for by comparing, and the share
+            that was recognized.
         time: share of an epoch that drawing and applying the policy takes.
     """
 
     found: Mapping[str, tuple[float, float]]
     best: tuple[int, int, int] | None
+    by_rule: tuple[int, int, int] | None
+    best_narrow: tuple[float, float] | None
     tried: int | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
     summed: tuple[float, float] | None
+    federated: tuple[float, float] | None
+    chance: bool
     learned: tuple[Learned, ...]
     score: Mapping[str, tuple[float, float, float]]
     as_published: tuple[float, float, int] | None
     gradients: tuple[float, float, str] | None
+    rounds: int | None
+    batch: tuple[int, float] | None
     time: float | None
 
     @property
@@ -83,29 +96,35 @@ def numbers(results: Path) -> Numbers:
     Args:
         results: the folder of stored results, whose pages have a `numbers.json` each.
     """
-    pages = ("claim1_privacy", "claim7_correlation", "best_answer")
-    privacy, score, best = (exported(page, results) for page in pages)
+    pages = ("claim1_privacy", "claim7_correlation", "best_answer", "line_up")
+    privacy, score, best, line_up = (exported(page, results) for page in pages)
     own = privacy.get("psnr of the paper's own attack, trained ResNet20-4")
     r = {
         outcome: tuple(score[name][end] for end in ("r", "low", "high"))
         for outcome in ("bits", "psnr")
         if (name := f"r of score and {outcome}") in score
     }
-    hits = best.get("LeNet", {}).get("hits")
     long = exported("claim2_generality", results)
-    summed = exported("ext9_collaborative", results)
+    federation = _pairs(exported("ext9_collaborative", results))
+    p = privacy.get("found", {}).get(f"trained {WIDE}", {}).get("p", 0)
     time = exported("claim4_efficiency", results)
     return Numbers(
         found=_pairs(privacy.get("found", {})),
-        best=(hits["none"], hits["hybrid"], hits["attacks"]) if hits else None,
+        best=_hits(best.get("LeNet", {}).get("hits")),
+        by_rule=_hits(best.get("LeNet", {}).get("by the rule")),
+        best_narrow=_share(best.get("ResNet20-1", {}).get("by the rule")),
         tried=best.get("LeNet", {}).get("tried"),
-        long=_pairs(long).get("the paper's own attack, 4,800 steps"),
-        fashion=_pairs(exported("claim3_transfer", results)),
-        summed=_pairs(summed).get("sum, first round"),
+        long=_pairs(long.get("found", {})).get("the paper's own attack, 4,800 steps"),
+        fashion=_pairs(exported("claim3_transfer", results).get("found", {})),
+        summed=federation.get("sum, first round"),
+        federated=federation.get("server, last round"),
+        chance=p > 0.05,
         learned=tuple(Learned(**each) for each in privacy.get("accuracy", ())),
         score=r,
         as_published=(own["none"], own["hybrid"], own["photographs"]) if own else None,
-        gradients=_gradients(exported("line_up", results)),
+        gradients=_gradients(line_up.get("found", {})),
+        rounds=exported("ext9_collaborative", results).get("server, last round", {}).get("rounds"),
+        batch=_largest_batch(line_up.get("changes", ())),
         time=time.get("share of an epoch's time"),
     )
 
@@ -117,6 +136,24 @@ def _pairs(shares: Mapping[str, Mapping]) -> dict[str, tuple[float, float]]:
         for name, own in shares.items()
         if own["photographs"] >= ENOUGH
     }
+
+
+def _largest_batch(changes: Iterable[Mapping]) -> tuple[int, float] | None:
+    sizes = {
+        int(each["strength"]): each["named"] for each in changes if each["change"] == "batch of"
+    }
+    return max(sizes.items()) if sizes else None
+
+
+def _hits(counted: Mapping[str, int] | None) -> tuple[int, int, int] | None:
+    """How many are picked out without a policy and behind it, and of how many."""
+    return (counted["none"], counted["hybrid"], counted["attacks"]) if counted else None
+
+
+def _share(counted: Mapping[str, int] | None) -> tuple[float, float] | None:
+    """The same as shares."""
+    none, hybrid, attacks = _hits(counted) or (0, 0, 0)
+    return (none / attacks, hybrid / attacks) if attacks else None
 
 
 def _gradients(measured: Mapping[str, Mapping]) -> tuple[float, float, str] | None:

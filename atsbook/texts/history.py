@@ -4,10 +4,12 @@ import json
 import math
 from pathlib import Path
 
+from atsbook.findings.newest import exported
 from atsbook.findings.rules import recorded
 from atsbook.runs.archive import Archive
 from atsbook.texts.start import rendered
 
+FEW = 6  # changes of PSNR that are listed one by one
 FILE = "history.json"  # in results/: by page, its verdicts, oldest first
 # Outcomes by their first words, in the order in which they were in use, and how the table names them
 OUTCOMES = {
@@ -51,8 +53,8 @@ def history(results: Path, evidence: Path | None = None) -> str:
         "honest.md.jinja",
         pages=pages,
         moved=moved,
-        kinds=kinds,
-        turning=[row for page in pages if (row := _turning(page, kinds))],
+        kinds=[kinds[0], "PSNR today", *kinds[1:]],
+        turning=[row for page in pages if (row := _turning(page, kinds, results))],
         changes=sum(page["changes"] for page in pages),
         changed=sum(page["changes"] > 0 for page in pages),
         results=f"{len(stored):,}",
@@ -66,7 +68,7 @@ def _title(notebook: Path) -> str:
     return first.partition("\n")[0].removeprefix("# ")
 
 
-def _turning(page: dict, kinds: list[str]) -> dict | None:
+def _turning(page: dict, kinds: list[str], results: Path) -> dict | None:
     """The last verdict by each outcome, of a page that had several of both and is judged by bits."""
     last, verdicts = {}, set()
     for step in page["steps"]:
@@ -76,4 +78,21 @@ def _turning(page: dict, kinds: list[str]) -> dict | None:
                 verdicts.add(step["verdict"])
     if kinds[-1] not in last or len(last) < 2 or len(verdicts) < 2:
         return None
-    return {"link": page["link"], "cells": [last.get(kind, "–") for kind in kinds]}
+    first, *others = (last.get(kind, "–") for kind in kinds)
+    today = _psnr(exported(page["name"], results).get("psnr", {}))
+    return {"link": page["link"], "cells": [first, today, *others]}
+
+
+def _psnr(changes: dict[str, dict[str, float]]) -> str:
+    """How a policy changes PSNR on the photographs that a page judges: each change, or how many fall and rise."""
+    if not changes:
+        return "–"
+    if len(changes) <= FEW:
+        words = [
+            f"{name} {each['mean']:+.1f} dB [{each['low']:.1f}, {each['high']:.1f}]"
+            for name, each in changes.items()
+        ]
+        return "; ".join(words).replace(" -", " −").replace("[-", "[−")
+    falls = sum(each["high"] < 0 for each in changes.values())
+    rises = sum(each["low"] > 0 for each in changes.values())
+    return f"of {len(changes)} comparisons lower in {falls}, higher in {rises} (95 % interval)"
