@@ -40,7 +40,7 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
     assert text.startswith("# Should I use this?\n\n**Not as your only protection.** ")
     for row in (
         "| A curious server, in round one | LeNet: 100 %<br>ResNet20-4: 90 % | LeNet: 95 %<br>ResNet20-4: 60 % |",
-        "| LeNet: not measured yet<br>ResNet20-4: 20 %, after 12 epochs | LeNet: not measured yet<br>ResNet20-4: 10 % |",
+        "| LeNet: not measured yet; of a federation not measured yet<br>ResNet20-4: 20 %, after 12 epochs |",
         "| A server that sees only the sum of ten clients | LeNet: not measured yet |",
     ):
         assert row in text
@@ -50,12 +50,22 @@ def test_the_situations_have_the_numbers_of_the_pages(tmp_path):
 
 def test_other_pages_fill_in_what_they_measured(tmp_path):
     measured(tmp_path)
-    summed = {"sum, first round": shares(0.5, 0.2, photographs=30)}
-    exports(tmp_path, "ext9_collaborative", summed, dataset="cifar10")
+    federation = {
+        "sum, first round": shares(0.5, 0.2, photographs=30),
+        "server, last round": shares(0.97, 0.96, photographs=30) | {"rounds": 300},
+    }
+    exports(tmp_path, "ext9_collaborative", federation, dataset="cifar10")
+    changes = [("batch of", 2, 1.0), ("batch of", 32, 0.75), ("prune", 0.99, 0.5)]
+    names = ("change", "strength", "named")
+    changes = [dict(zip(names, each, strict=True)) for each in changes]
+    exports(tmp_path, "line_up", {"found": {}, "changes": changes})
     exports(tmp_path, "claim4_efficiency", {"share of an epoch's time": 0.0066})
     text = advice(tmp_path)
     assert "| A server that sees only the sum of ten clients | LeNet: 50 % | LeNet: 20 % |" in text
     assert "Transforming takes 0.7 % of an epoch." in text
+    assert "| LeNet: not measured yet; of a federation 97 %<br>" in text
+    assert "ten clients and 300 rounds" in text
+    assert "recognizes it in the gradient of a batch of 32 in 75 % of cases" in text
 
 
 def test_what_drawn_images_say_is_no_advice(tmp_path):

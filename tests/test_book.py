@@ -221,7 +221,7 @@ def test_the_readme_offers_two_commands_and_says_how_long_each_takes():
     assert offered == ["report", "test"]
     order = (
         "In federated learning",
-        "**Not from a strong attack.**",
+        "**Not reliably.**",
         "picture.svg",
         "| Paper |",
         "make report",
@@ -291,18 +291,18 @@ def test_a_sentence_that_the_results_deny_is_an_error():
 def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
     assert "| – | – | not measured yet |" in start(tmp_path, book=False)
     own = {"untrained LeNet": {"none": 1.0, "hybrid": 0.75, "photographs": 100}}
-    exports(tmp_path, "line_up", own)
+    exports(tmp_path, "line_up", {"found": own})
     assert cells(numbers(tmp_path))["gradients"] == "100 → 75 %"
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet, untrained"
     own |= {
         f"{state} ResNet20-1": {"none": 1.0, "hybrid": 0.5, "photographs": 100}
         for state in ("untrained", "trained")
     }
-    exports(tmp_path, "line_up", own)
+    exports(tmp_path, "line_up", {"found": own})
     assert cells(numbers(tmp_path))["gradients"] == "100 → 50 %"
     assert cells(numbers(tmp_path))["compared_on"] == "LeNet and ResNet20-1, untrained and trained"
     own["untrained ConvNet-16"] = own["untrained LeNet"]
-    exports(tmp_path, "line_up", own)
+    exports(tmp_path, "line_up", {"found": own})
     assert cells(numbers(tmp_path))["compared_on"] == "on 3 networks, untrained and trained"
 
 
