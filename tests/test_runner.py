@@ -72,6 +72,19 @@ def test_a_profile_or_a_data_set_that_is_none_is_one_line(root, refusal):
         assert said.startswith(f"error: {option} '{value}' is unknown; choose one of {choices}")
 
 
+@pytest.mark.parametrize("profile", ["laptop", "full"])
+def test_drawn_data_has_too_few_images_for_a_large_profile(root, refusal, profile):
+    said = refusal(f"run explorer --profile {profile} --dataset shapes")
+    assert said.startswith(f"error: dataset=shapes at profile {profile}: pages judge test images")
+    assert said.endswith("take --profile smoke with it, or real data")
+
+
+def test_a_run_without_its_data_is_a_small_one_beside_the_committed_pages(root, monkeypatch):
+    monkeypatch.setattr(runner, "usable", lambda name, say: "shapes")
+    experiment, pages = runner._chosen([], "laptop", None, root, Store(root / "store"))
+    assert (experiment.profile, experiment.dataset, pages) == ("smoke", "shapes", ["explorer"])
+
+
 def test_a_file_in_the_place_of_the_store_is_named_before_any_work(root, refusal):
     (root / "file").write_text("kept")
     said = refusal(f"run --profile smoke explorer --store {root / 'file'}")
@@ -125,7 +138,7 @@ def test_data_that_is_not_there_falls_back_to_shapes_with_a_line(tmp_path, monke
     reading, line = lines
     assert reading == "reading cifar100"
     assert "cifar100" in line
-    assert "going on with the embedded `shapes` images; the pages say so" in line
+    assert "going on with the embedded `shapes` images at profile smoke" in line
     assert usable("shapes-grey", lines.append) == "shapes-grey"  # which are there
     assert lines == [reading, line]
 

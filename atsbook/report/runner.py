@@ -53,7 +53,10 @@ def usable(dataset: str, say: Callable[[str], None]) -> str:
         except AtsError as error:
             if here:  # a damaged file is for its owner to see, not to be passed over
                 raise
-            say(f"{error}\n→ going on with the embedded `shapes` images; the pages say so.")
+            say(
+                f"{error}\n→ going on with the embedded `shapes` images at profile smoke, into "
+                "book/_build/profiles/smoke; the pages say so."
+            )
             return "shapes"
     return dataset
 
@@ -87,7 +90,7 @@ def run(
     """
     experiment, pages = _chosen(names, profile, dataset, root, store)
     ends = None if budget is None else time.monotonic() + budget
-    place = root if dry_run else _place(root, profile)
+    place = root if dry_run else _place(root, experiment.profile)
     how = {"keep": not compute_only, "jobs": jobs, "scheduler": scheduler, "ends": ends}
     unfinished = _executed(pages, experiment, place, store, dry_run=dry_run, **how)
     if not dry_run:
@@ -350,7 +353,15 @@ def _chosen(
         raise AtsError(
             f"the store {store.root} is a file; name a folder with --store or $ATS_STORE"
         )
-    chosen = usable(settings(profile=profile, dataset=dataset).dataset, store.say)
+    wanted = settings(profile=profile, dataset=dataset).dataset
+    if is_drawn(wanted) and profile != "smoke":
+        raise AtsError(
+            f"dataset={wanted} at profile {profile}: pages judge test images up to 9,687 there, and drawn data has "
+            "fewer; take --profile smoke with it, or real data"
+        )
+    chosen = usable(wanted, store.say)
+    if is_drawn(chosen):
+        profile = "smoke"
     experiment = settings(profile=profile, dataset=chosen)
     pages = list(names) or published(root)
     store.say(
