@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atsbook.runs.audit import processor
-from atsbook.runs.estimate import forward_flop
-from atsbook.runs.timing import seconds
+from atsbook.evidence.audit import processor
+from atsbook.pool.estimate import forward_flop
+from atsbook.requests.timing import seconds
 from atslib.attacks.labels import restore_labels
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from atsbook import bench as benchmarks
+from atsbook.evidence.archive import Archive
 from atsbook.report import runner
-from atsbook.runs.archive import Archive
 from atsbook.store import Store
 from atslib.errors import AtsError, choose
 from atslib.files import project_root

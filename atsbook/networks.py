@@ -261,3 +261,8 @@ class WeightsNotKept(nn.Module):
 
     def _refusal(self) -> NotKept:
         return NotKept(f"the archive keeps no weights of {self.title}; {whole_again()}")
+
+
+def training_steps(name: str, train: TrainConfig, fraction: float = 1.0) -> int:
+    """Steps of a whole training on this share of a data set."""
+    return train.epochs * math.ceil(fraction * len(dataset(name, "train")) / train.batch)

@@ -15,6 +15,7 @@ from IPython.core.formatters import format_display_data
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
+from atsbook.evidence.shown import write_changed
 from atsbook.figures.svg import as_svg
 from atsbook.findings import newest
 from atsbook.findings.result import (
@@ -28,7 +29,6 @@ from atsbook.findings.result import (
 )
 from atsbook.findings.rules import told
 from atsbook.findings.statistics import Change
-from atsbook.runs.shown import write_changed
 from atsbook.runs.study import Handle, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically

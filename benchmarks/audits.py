@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from atsbook.runs.audit import processor
+from atsbook.evidence.audit import processor
 from atsbook.texts.audited import NETWORK
 from atslib.files import write_atomically
 

@@ -30,7 +30,7 @@ from atsbook.experiment import AttackRequest
 from atsbook.findings.defenses import HYBRID
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest
-from atsbook.runs.timing import seconds
+from atsbook.requests.timing import seconds
 from atsbook.store import Store
 from atslib import ATTACKS, TrainConfig
 from atslib.clients.training import fit

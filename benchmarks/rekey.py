@@ -16,8 +16,8 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-from atsbook.runs.archive import REQUESTS, Archive, key_of, request_of
-from atsbook.runs.packing import Row
+from atsbook.evidence.archive import REQUESTS, Archive, key_of, request_of
+from atsbook.packing import Row
 from atslib.checkpoints import plain
 from atslib.files import project_root
 

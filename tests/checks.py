@@ -22,7 +22,7 @@ from atsbook.__main__ import main as book
 from atsbook.experiment import AttackRequest
 from atsbook.findings.result import FILE, NUMBERS
 from atsbook.networks import ModelRequest
-from atsbook.runs.scoring import SearchRequest, unseen
+from atsbook.requests.scoring import SearchRequest, unseen
 from atslib.__main__ import main as library
 from atslib.attacks import ATTACKS, GradientMatching
 from atslib.clients.training import TrainConfig

@@ -11,27 +11,13 @@ import torch
 from test_pilots import cell, cells
 from test_rules import functions
 
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.experiment import observed
 from atsbook.findings import compare
 from atsbook.findings.statistics import holm, paired, student_interval
+from atsbook.findings.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.findings.verdicts import guards
 from atsbook.networks import trained
-from atsbook.runs.adaptive import (
-    DRAWS,
-    FOUND,
-    LABEL,
-    LEARNED,
-    MEAN,
-    PATIENT,
-    POLICY,
-    PUBLISHED,
-    SINGLE,
-    STRONGEST,
-    UNDONE,
-    watching,
-)
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import policy_image
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, FromMean, GradientMatching, Undone, by_knowledge, reconstruct
@@ -49,6 +35,15 @@ from atslib.policies.differentiable import in_frame, twin
 from atslib.policies.policy import parse_policy
 from atslib.rng import rng
 
+# The attackers by the names that the page gives them
+NAMED = {}
+exec(cell("ext5_adaptive", "def watching("), NAMED)
+DRAWS, FOUND, LABEL, LEARNED, MEAN, PATIENT = (
+    NAMED[name] for name in ("DRAWS", "FOUND", "LABEL", "LEARNED", "MEAN", "PATIENT")
+)
+POLICY, PUBLISHED, SINGLE, STRONGEST, UNDONE, watching = (
+    NAMED[name] for name in ("POLICY", "PUBLISHED", "SINGLE", "STRONGEST", "UNDONE", "watching")
+)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "few_images")]
 OWN = load("shapes", "train")
 ANNEALED = ATTACKS["annealed-lenet"]

@@ -16,12 +16,12 @@ from checks import attack_request, model_request, refused, search_request
 from made_pages import asked_by
 from safetensors.torch import load_file
 
+from atsbook import packing
+from atsbook.evidence import archive as module
+from atsbook.evidence.archive import Archive, request_of
+from atsbook.evidence.reading import WithEvidence
 from atsbook.networks import trained
-from atsbook.runs import archive as module
-from atsbook.runs import packing
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.evidence import WithEvidence
-from atsbook.runs.scoring import ScoreRequest
+from atsbook.requests.scoring import ScoreRequest
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atslib.clients.observe import observe

@@ -11,8 +11,8 @@ from checks import refused
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import atslib
+from atsbook.evidence.reading import WithEvidence
 from atsbook.networks import ModelRequest, network
-from atsbook.runs.evidence import WithEvidence
 from atsbook.widgets import html
 from atsbook.widgets.browser_graph.graph import attack_graph, rounded
 from atsbook.widgets.browser_graph.loops import fused, joined

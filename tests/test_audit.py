@@ -18,11 +18,8 @@ from made_pages import asked_by
 
 from atsbook.__main__ import main
 from atsbook.attackers import FromMean, Learned, Undone
-from atsbook.findings.result import stored_result
-from atsbook.report import runner
-from atsbook.report.runner import report
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.audit import (
+from atsbook.evidence.archive import Archive, request_of
+from atsbook.evidence.audit import (
     audit,
     audit_page,
     differences,
@@ -32,7 +29,10 @@ from atsbook.runs.audit import (
     summaries,
     write_audit,
 )
-from atsbook.runs.scoring import ScoreRequest
+from atsbook.findings.result import stored_result
+from atsbook.report import runner
+from atsbook.report.runner import report
+from atsbook.requests.scoring import ScoreRequest
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy
 from atslib.clients.observe import ThreatModel

@@ -8,9 +8,9 @@ import pytest
 import torch
 from checks import refused
 
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.networks import ModelRequest, dataset, network
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.batches import (
+from atsbook.requests.batches import (
     Batches,
     BatchOutcomes,
     BatchRequest,

@@ -9,8 +9,8 @@ import torch
 
 from atsbook import bench
 from atsbook.__main__ import main
+from atsbook.evidence.archive import Archive
 from atsbook.findings.result import FILE
-from atsbook.runs.archive import Archive
 from atsbook.texts.speed import cost_line, speed_table, steps_table
 from atslib.files import project_root
 

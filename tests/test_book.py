@@ -21,8 +21,8 @@ from checks import exports, refused
 from docutils import nodes
 from extensions import load_extension
 
+from atsbook.evidence.archive import Archive
 from atsbook.report.making import picture_of
-from atsbook.runs.archive import Archive
 from atsbook.texts.answers import claims
 from atsbook.texts.first_screen import numbers
 from atsbook.texts.start import cells, claim, rendered, start

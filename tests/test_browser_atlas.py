@@ -8,8 +8,8 @@ import pytest
 from browser import needs_chromium, written
 
 from atsbook.figures import plots
+from atsbook.requests.sweep import all_policies, spaced
 from atsbook.runs.study import Study
-from atsbook.runs.sweep import all_policies, spaced
 from atsbook.widgets import data, interactive
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]

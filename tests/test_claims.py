@@ -8,13 +8,12 @@ import pytest
 import torch
 from test_pilots import cell
 
-from atsbook.findings import compare, photographs, statistics
+from atsbook.findings import compare, photographs, statistics, table1
 from atsbook.findings.photographs import words
 from atsbook.findings.statistics import change, holm, interval, paired
+from atsbook.findings.table1 import HYBRID, family
 from atsbook.findings.verdicts import guards
-from atsbook.runs import table1
-from atsbook.runs.layers import GROUPS
-from atsbook.runs.table1 import HYBRID, family
+from atsbook.requests.layers import GROUPS
 
 IMAGES = 40
 

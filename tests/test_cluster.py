@@ -19,9 +19,9 @@ import pytest
 import torch
 from checks import Sizes, attack_request, free_port, refused
 
-from atsbook.runs import workers
-from atsbook.runs.schedule import compute
-from atsbook.runs.workers import is_open
+from atsbook.pool import workers
+from atsbook.pool.schedule import compute
+from atsbook.pool.workers import is_open
 from atsbook.store import Store
 from atslib.errors import AtsError
 
@@ -70,7 +70,7 @@ class Slow:
 @pytest.fixture(autouse=True)
 def _no_estimates(monkeypatch):
     """These requests have no network whose FLOP could be counted."""
-    monkeypatch.setattr("atsbook.runs.schedule.seconds", lambda request, rate: 1.0)
+    monkeypatch.setattr("atsbook.pool.schedule.seconds", lambda request, rate: 1.0)
 
 
 def tables(store):
@@ -147,7 +147,7 @@ def test_a_killed_process_costs_its_request_and_no_other(store, said, expected):
 
 
 def test_a_request_that_kills_its_worker_each_time_ends_the_run(store, monkeypatch):
-    monkeypatch.setattr("atsbook.runs.schedule.LOSSES", 0)
+    monkeypatch.setattr("atsbook.pool.schedule.LOSSES", 0)
     with pytest.raises(
         AtsError,
         match="killed again and again, perhaps for want of memory, the last time at slow 1:",
@@ -175,7 +175,7 @@ def dask():
 
 @pytest.mark.usefixtures("dask")
 def test_no_scheduler_at_an_address_is_said(store, monkeypatch):
-    monkeypatch.setattr("atsbook.runs.workers.PATIENCE", 0.5)
+    monkeypatch.setattr("atsbook.pool.workers.PATIENCE", 0.5)
     for address in ("tcp://127.0.0.1:9", "local"):
         with pytest.raises(AtsError, match="no Dask scheduler answers there"):
             compute([Slow(0)], store, "cpu", scheduler=address)
@@ -356,7 +356,7 @@ def test_a_scheduler_elsewhere_is_warned_of_in_one_line(cluster, store, said, mo
     cluster.scheduler()
     cluster.worker()
     monkeypatch.setattr(
-        "atsbook.runs.workers.is_open", lambda scheduler: scheduler == cluster.address
+        "atsbook.pool.workers.is_open", lambda scheduler: scheduler == cluster.address
     )
     compute([Slow(0)], store, "cpu", scheduler=cluster.address)
     (line,) = [line for line in said if line.startswith("warning: ")]

@@ -13,18 +13,18 @@ from checks import refused
 from test_pilots import cell
 from test_rules import functions
 
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.findings.federations import FEDERATION, last_round, policy_changes
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import interval
 from atsbook.findings.verdicts import guards
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.collaborative import (
+from atsbook.requests.collaborative import (
     FederationOutcomes,
     FederationRequest,
     photographs,
 )
+from atsbook.requests.timing import TimingRequest
 from atsbook.runs.study import Study
-from atsbook.runs.timing import TimingRequest
 from atsbook.store import Store
 from atsfed import Federation, answer
 from atsfed.federation import taken, used
@@ -221,7 +221,7 @@ def test_a_request_keeps_accuracies_and_what_attacks_find_of_every_client(tmp_pa
 
 
 def test_a_perfect_reconstruction_is_found_whatever_its_place_in_the_batch(tmp_path, monkeypatch):
-    from atsbook.runs import collaborative
+    from atsbook.requests import collaborative
 
     def perfect(seen, attack, *, rng):
         result = reconstruct(seen, dataclasses.replace(attack, steps=1), rng=rng)

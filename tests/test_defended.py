@@ -23,9 +23,9 @@ from atsbook.findings.defenses import (
     strength,
 )
 from atsbook.findings.statistics import paired, share_interval
+from atsbook.findings.table1 import HYBRID, SEARCHED
 from atsbook.findings.verdicts import KEEPS, guards, kept
 from atsbook.runs.study import Study
-from atsbook.runs.table1 import HYBRID, SEARCHED
 from atslib import ATTACKS, ThreatModel, TrainConfig
 from atslib.attacks import (
     BothImages,

@@ -25,9 +25,9 @@ from atsbook.figures import plots
 from atsbook.findings.compare import matrices
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
+from atsbook.findings.table1 import HYBRID, POLICIES
 from atsbook.findings.transformations import FUNCTIONS
 from atsbook.networks import dataset
-from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.widgets import Figure, data, interactive
 from atslib.measures.metrics import psnr
 from atslib.policies.operations import apply, magnitude

@@ -17,7 +17,7 @@ from atsbook.figures import plots
 from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.statistics import interval, paired
-from atsbook.runs.batches import Batches, BatchRequest, LabelRequest
+from atsbook.requests.batches import Batches, BatchRequest, LabelRequest
 from atsbook.runs.study import Study
 from atsbook.texts.measured_beside_published import leakage_twin
 from atslib import ATTACKS, TrainConfig

@@ -10,12 +10,12 @@ import json
 
 import pytest
 
+from atsbook.evidence.archive import Archive, _rebuilt, key_of, request_of
 from atsbook.experiment import OutcomeRequest
-from atsbook.runs.archive import Archive, _rebuilt, key_of, request_of
-from atsbook.runs.gradients import ShiftsRequest
-from atsbook.runs.layers import LayersRequest
-from atsbook.runs.outcomes import FoundRequest
-from atsbook.runs.scoring import AccuracyRequest
+from atsbook.requests.gradients import ShiftsRequest
+from atsbook.requests.layers import LayersRequest
+from atsbook.requests.outcomes import FoundRequest
+from atsbook.requests.scoring import AccuracyRequest
 from atsbook.store import Store
 from atslib.files import project_root
 

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from checks import needs
 from test_pilots import cell, cells
 
+from atsbook.evidence.archive import request_of
 from atsbook.experiment import AttackRequest, ranks
 from atsbook.findings import compare
 from atsbook.findings.statistics import ENOUGH, interval, paired, share_interval
 from atsbook.findings.verdicts import MARGIN, does_not_matter
 from atsbook.networks import ModelRequest, dataset, network, trained
-from atsbook.runs.archive import request_of
-from atsbook.runs.batches import Batches, at_random
-from atsbook.runs.gradients import (
+from atsbook.requests.batches import Batches, at_random
+from atsbook.requests.gradients import (
     FeatureRequest,
     ShiftsRequest,
     StagesRequest,

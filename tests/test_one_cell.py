@@ -8,8 +8,8 @@ from checks import refused
 
 from atsbook.experiment import AttackRequest
 from atsbook.findings.photographs import arrow
+from atsbook.findings.table1 import HYBRID
 from atsbook.networks import ModelRequest
-from atsbook.runs.table1 import HYBRID
 from atsbook.texts.one_cell import HEAD, MARK, called, in_the_cell, insert_one_cell, one_cell
 from atslib import ATTACKS, TrainConfig
 from atslib.attacks import ThroughPolicy

@@ -10,8 +10,8 @@ import atslib
 from atsbook.attackers import Undone
 from atsbook.experiment import AttackRequest, OutcomeRequest, outcomes_of, outcomes_of_all
 from atsbook.networks import ModelRequest
-from atsbook.runs.outcomes import RecognizedRequest
-from atsbook.runs.packing import PICTURES, as_kept
+from atsbook.packing import PICTURES, as_kept
+from atsbook.requests.outcomes import RecognizedRequest
 from atsbook.runs.tables import outcome_rows, picture_rows
 from atsbook.store import Store
 from atslib.attacks import ATTACKS, KeptEntries, ThroughPolicy

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from atsbook.findings.table1 import HYBRID
 from atsbook.runs.study import Study
-from atsbook.runs.table1 import HYBRID
 from atslib import Images
 from atslib.attacks import ATTACKS
 from atslib.attacks.optimizers import OPTIMIZERS, Optimizer

@@ -13,11 +13,11 @@ from checks import Sizes, model_request
 
 from atsbook import experiment, networks
 from atsbook.figures import plots
-from atsbook.findings import compare
+from atsbook.findings import compare, table1
 from atsbook.findings.reported import LAYERS
 from atsbook.findings.result import Result
 from atsbook.networks import ModelRequest, network, trained
-from atsbook.runs import layers, table1
+from atsbook.requests import layers
 from atsbook.store import Store
 from atslib.attacks.engine import frame_steps
 from atslib.rng import rng

@@ -13,7 +13,7 @@ from scipy.linalg import hadamard
 
 from atsbook.findings import statistics
 from atsbook.findings.compare import matrices
-from atsbook.runs.table1 import HYBRID
+from atsbook.findings.table1 import HYBRID
 from atslib.errors import AtsError
 
 pytestmark = pytest.mark.notebook

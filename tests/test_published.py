@@ -16,7 +16,7 @@ from opacus.accountants import RDPAccountant
 from scipy.special import logsumexp
 from torch import nn
 
-from atsbook.runs.archive import Archive, request_of
+from atsbook.evidence.archive import Archive, request_of
 from atslib.attacks import (
     ATTACKS,
     BothImages,

@@ -16,11 +16,10 @@ from atsbook.findings import compare
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import holm, interval, paired, share_interval
+from atsbook.findings.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.findings.verdicts import guards
-from atsbook.networks import STAGES
-from atsbook.runs.regimes import training_steps
+from atsbook.networks import STAGES, training_steps
 from atsbook.runs.study import Study
-from atsbook.runs.table1 import HYBRID, POLICIES, SEARCHED
 from atsbook.runs.tables import image_rows, policy_image
 from atslib.attacks import ATTACKS
 from atslib.clients.prepare import to_images

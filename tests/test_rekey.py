@@ -11,7 +11,7 @@ import torch
 from checks import TINY, attack_request
 from safetensors.torch import load_file
 
-from atsbook.runs.archive import Archive, request_of
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.store import Store
 from atslib.checkpoints import plain
 from atslib.clients.training import TrainConfig

@@ -10,8 +10,8 @@ from checks import refused
 
 from atsbook.findings.reported import policy_label, reported
 from atsbook.findings.result import NO_POLICY, Result, Verdict, stored_digest, stored_result
+from atsbook.findings.table1 import HYBRID
 from atsbook.findings.verdicts import cannot_tell, does_not_matter, guards
-from atsbook.runs.table1 import HYBRID
 from atsbook.texts.answers import CLAIMS, claims
 
 NAN, INF = math.nan, math.inf

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from atsbook import networks
 from atsbook.experiment import starts
+from atsbook.findings.table1 import HYBRID, POLICIES
 from atsbook.networks import STAGES, ModelRequest, dataset, network, train, trained
 from atsbook.report.notebooks import names
 from atsbook.runs.settings import settings
-from atsbook.runs.table1 import HYBRID, POLICIES
 from atsbook.runs.tables import floors, mean_image
 from atsbook.store import Store
 from atsbook.texts.answers import CLAIMS

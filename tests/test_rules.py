@@ -11,14 +11,14 @@ import pytest
 from scipy.stats import sem, t
 from test_pilots import cell
 
+from atsbook.evidence.archive import Archive
 from atsbook.findings import compare, photographs
 from atsbook.findings.reported import DEFENSES
 from atsbook.findings.rules import FILE, digest, recorded, rules_in, told
 from atsbook.findings.statistics import interval, paired
+from atsbook.findings.table1 import HYBRID
 from atsbook.findings.verdicts import guards, kept
 from atsbook.report.runner import readers
-from atsbook.runs.archive import Archive
-from atsbook.runs.table1 import HYBRID
 from atslib.files import project_root
 
 

@@ -13,11 +13,11 @@ from papermill.translators import PythonTranslator
 
 from atsbook.__main__ import main
 from atsbook.findings.result import stored_digest, stored_result
+from atsbook.pool.schedule import compute
 from atsbook.report import runner
 from atsbook.report.making import build_book, executing
 from atsbook.report.notebooks import execute, names
 from atsbook.report.runner import published, run, usable
-from atsbook.runs.schedule import compute
 from atsbook.store import Store
 from atsbook.texts.start import start
 from atslib.data.load import load

@@ -20,11 +20,9 @@ from made_pages import asked_by
 
 from atsbook.__main__ import main
 from atsbook.networks import ModelRequest
-from atsbook.report import runner
-from atsbook.report.runner import run
-from atsbook.runs import schedule
-from atsbook.runs.estimate import USUAL, Rates
-from atsbook.runs.schedule import (
+from atsbook.pool import schedule
+from atsbook.pool.estimate import USUAL, Rates
+from atsbook.pool.schedule import (
     _Schedule,
     compute,
     describe,
@@ -34,7 +32,9 @@ from atsbook.runs.schedule import (
     seconds,
     shared,
 )
-from atsbook.runs.workers import InThisProcess
+from atsbook.pool.workers import InThisProcess
+from atsbook.report import runner
+from atsbook.report.runner import run
 from atsbook.store import Store
 from atslib.checkpoints import read_tensors
 from atslib.clients.training import TrainConfig
@@ -163,7 +163,7 @@ class Long(ModelRequest):
 def in_this_process(monkeypatch):
     """Workers as threads: tests of the runner have real ones, which take seconds to start."""
     monkeypatch.setattr(
-        "atsbook.runs.workers.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs)
+        "atsbook.pool.workers.ProcessPoolExecutor", lambda jobs, **_: ThreadPoolExecutor(jobs)
     )
 
 
@@ -226,7 +226,7 @@ def test_workers_end_when_their_runner_is_killed(tmp_path):
     """Left alone they would wait for ever, a gigabyte each."""
     code = (
         "from atsbook.networks import ModelRequest\nfrom atslib.clients.training import TrainConfig\n"
-        "from atsbook.runs.schedule import compute\nfrom atsbook.store import Store\n"
+        "from atsbook.pool.schedule import compute\nfrom atsbook.store import Store\n"
         "if __name__ == '__main__':\n"
         "    train = TrainConfig(epochs=100_000)\n"
         "    request = ModelRequest(dataset='shapes', model='lenet', fraction=0.04, train=train, seed=0)\n"

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 
 from atsbook import experiment
 from atsbook.figures import plots
+from atsbook.findings.table1 import HYBRID
 from atsbook.networks import trained
-from atsbook.runs import scoring
-from atsbook.runs.scoring import ScoreRequest, searched, unseen
-from atsbook.runs.table1 import HYBRID
+from atsbook.requests import scoring
+from atsbook.requests.scoring import ScoreRequest, searched, unseen
 from atsbook.store import Store
 from atslib.data.load import load
 from atslib.errors import AtsError, OutOfTime

@@ -13,18 +13,18 @@ import torch
 from made_pages import asked_by, write_page
 
 from atsbook.__main__ import main
-from atsbook.findings.result import Result, Verdict
-from atsbook.page import WRITTEN
-from atsbook.page import made as made_how
-from atsbook.report import making, notebooks, runner
-from atsbook.runs.archive import Archive
-from atsbook.runs.shown import (
+from atsbook.evidence.archive import Archive
+from atsbook.evidence.shown import (
     folder_differences,
     same_text,
     source_differences,
     table_difference,
     write_changed,
 )
+from atsbook.findings.result import Result, Verdict
+from atsbook.page import WRITTEN
+from atsbook.page import made as made_how
+from atsbook.report import making, notebooks, runner
 from atsbook.store import Store
 from atslib.files import project_root
 

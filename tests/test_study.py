@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from atsbook.attackers import Undone
+from atsbook.evidence.archive import Archive
 from atsbook.experiment import AttackRequest
 from atsbook.functions import NotebookFunction
 from atsbook.networks import ModelRequest
-from atsbook.runs import schedule
+from atsbook.pool import schedule
+from atsbook.requests.scoring import ScoreRequest
 from atsbook.runs import study as kept_runs
-from atsbook.runs.archive import Archive
-from atsbook.runs.scoring import ScoreRequest
 from atsbook.runs.study import Handle, Study, check_parameters
 from atsbook.store import Store
 from atslib.attacks import ATTACKS

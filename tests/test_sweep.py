@@ -13,16 +13,15 @@ import pandas as pd
 import pytest
 import torch
 
+from atsbook.evidence.archive import Archive
+from atsbook.evidence.audit import PART, differences, part_of
 from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings import space, statistics
 from atsbook.findings.result import NO_POLICY
 from atsbook.networks import ModelRequest, network
-from atsbook.runs import sweep
-from atsbook.runs.archive import Archive
-from atsbook.runs.audit import PART, differences, part_of
-from atsbook.runs.scoring import ScoreRequest, unseen
-from atsbook.runs.study import Study
-from atsbook.runs.sweep import (
+from atsbook.requests import sweep
+from atsbook.requests.scoring import ScoreRequest, unseen
+from atsbook.requests.sweep import (
     Halving,
     Rung,
     SweepOutcomes,
@@ -31,6 +30,7 @@ from atsbook.runs.sweep import (
     all_policies,
     spaced,
 )
+from atsbook.runs.study import Study
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
 from atsbook.widgets import data

@@ -14,7 +14,7 @@ import atslib
 from atsbook.findings import compare, switches
 from atsbook.findings.verdicts import guards
 from atsbook.networks import network
-from atsbook.runs.scoring import AccuracyRequest, unseen
+from atsbook.requests.scoring import AccuracyRequest, unseen
 from atsbook.runs.study import Study
 from atslib import ATTACKS, ThreatModel
 from atslib.data.load import is_drawn

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from atsbook.evidence.audit import audit_page
+from atsbook.evidence.shown import source_differences
 from atsbook.figures.picked import on_paper
-from atsbook.runs.audit import audit_page
-from atsbook.runs.shown import source_differences
 from atsbook.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from atsbook.evidence.archive import Archive
+from atsbook.evidence.audit import audit, summaries, write_audit
+from atsbook.evidence.shown import folder_differences, source_differences, text_differences
 from atsbook.findings.result import stored_result
+from atsbook.pool.schedule import say
 from atsbook.report import notebooks
 from atsbook.report.making import build_book, executing, publish_answers
 from atsbook.report.warm_kernels import warm
-from atsbook.runs.archive import Archive
-from atsbook.runs.audit import audit, summaries, write_audit
-from atsbook.runs.schedule import say
 from atsbook.runs.settings import Settings, settings
-from atsbook.runs.shown import folder_differences, source_differences, text_differences
 from atsbook.store import Store
 from atslib.data.load import available, is_drawn, load
 from atslib.errors import AtsError, NotKept, choose

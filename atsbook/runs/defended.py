@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from atsbook.experiment import AttackRequest, knowledge_of_draw
-from atsbook.runs.packing import PICTURES, as_kept
+from atsbook.packing import PICTURES, as_kept
 from atsbook.runs.tables import policy_image
 from atsbook.store import Artifact
 from atslib.attacks.through_policy import drawn as forms_of

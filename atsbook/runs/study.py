@@ -23,6 +23,7 @@ from typing import NamedTuple
 import pandas as pd
 from torch import Tensor, nn
 
+from atsbook.evidence.reading import WithEvidence
 from atsbook.experiment import AttackRequest, OutcomeRequest, guess_of
 from atsbook.functions import (
     CallRequest,
@@ -33,10 +34,9 @@ from atsbook.functions import (
 )
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.evidence import WithEvidence
-from atsbook.runs.outcomes import FoundRequest, RecognizedRequest
-from atsbook.runs.schedule import compute, describe, plan, say
-from atsbook.runs.scoring import ScoreRequest, SearchRequest, searched
+from atsbook.pool.schedule import compute, describe, plan, say
+from atsbook.requests.outcomes import FoundRequest, RecognizedRequest
+from atsbook.requests.scoring import ScoreRequest, SearchRequest, searched
 from atsbook.runs.settings import PROFILES, parameters_among
 from atsbook.runs.tables import image_rows, label, outcome_rows, picture_rows
 from atsbook.store import Artifact, Store
@@ -327,7 +327,7 @@ class Study:
         return self._request(request)
 
     def request(self, request: Kept) -> Handle:
-        """The result of a request that is written out, such as `atsbook.runs.sweep.SweepRequest`: for what
+        """The result of a request that is written out, such as `atsbook.requests.sweep.SweepRequest`: for what
         the methods here have no words for.
         """
         return self._request(request)

@@ -11,7 +11,7 @@ from torch import Tensor
 from atsbook.experiment import AttackRequest, outcomes_of_all
 from atsbook.findings.result import NO_POLICY
 from atsbook.networks import dataset
-from atsbook.runs.packing import PICTURES, as_kept
+from atsbook.packing import PICTURES, as_kept
 from atsbook.store import Artifact
 from atslib.clients.prepare import mean_prepared, to_images
 from atslib.measures.guesses import psnr_of_guess

@@ -10,7 +10,7 @@ from atsbook.findings.newest import exported
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import ENOUGH
-from atsbook.runs.table1 import HYBRID
+from atsbook.findings.table1 import HYBRID
 
 MISSING = "not measured yet"
 PRINTED = f"hybrid:{HYBRID}"

@@ -4,9 +4,9 @@ import json
 import math
 from pathlib import Path
 
+from atsbook.evidence.archive import Archive
 from atsbook.findings.newest import exported
 from atsbook.findings.rules import recorded
-from atsbook.runs.archive import Archive
 from atsbook.texts.start import rendered
 
 FEW = 6  # changes of PSNR that are listed one by one

@@ -19,9 +19,9 @@ from atsbook.findings.newest import stored
 from atsbook.findings.reported import ATTACKS, DEFENSES, LAYERS, policy_label, reported
 from atsbook.findings.result import NO_POLICY, table_file
 from atsbook.findings.statistics import pearson
+from atsbook.findings.table1 import RANDOM, TEN, block, family, hybrid
 from atsbook.findings.transformations import NOTHING, first_id, wide
 from atsbook.runs.settings import PROFILES
-from atsbook.runs.table1 import RANDOM, TEN, block, family, hybrid
 from atslib.models import build_model
 from atslib.policies.operations import OPS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings.photographs import arrow
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.table1 import HYBRID
+from atsbook.findings.table1 import HYBRID
 from atsbook.texts.marks import insert_tables
 from atslib import ATTACKS, GradientMatching
 

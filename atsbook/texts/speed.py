@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from atsbook.evidence.archive import Archive
 from atsbook.findings.result import stored_result, table_file
-from atsbook.runs.archive import Archive
 
 
 def cost_line(results: Path) -> str:

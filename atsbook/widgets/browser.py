@@ -10,10 +10,10 @@ from torch import nn
 
 from atsbook.figures import plots
 from atsbook.figures.sheets import fitting, sheet
+from atsbook.findings.table1 import HYBRID, SEARCHED
 from atsbook.networks import ModelRequest, dataset, network
 from atsbook.runs.settings import Settings
 from atsbook.runs.study import Handle, Study
-from atsbook.runs.table1 import HYBRID, SEARCHED
 from atsbook.widgets import data, html
 from atsbook.widgets.browser_graph.graph import attack_graph
 from atsbook.widgets.figures import Figure

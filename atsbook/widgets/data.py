@@ -15,8 +15,8 @@ from atsbook.figures.sheets import payload as with_files
 from atsbook.findings import statistics as agreement
 from atsbook.findings.compare import matrices
 from atsbook.networks import dataset
+from atsbook.requests.sweep import all_policies
 from atsbook.runs.study import Handle, Study
-from atsbook.runs.sweep import all_policies
 from atsbook.runs.tables import label
 from atsbook.store import Artifact
 from atslib.clients.prepare import to_images

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from atsbook.experiment import drawn
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.batches import APART, Batches, chosen
-from atsbook.runs.outcomes import OfAttack
+from atsbook.requests.batches import APART, Batches, chosen
+from atsbook.requests.outcomes import OfAttack
 from atsbook.store import Store
 from atslib.attacks.analytic import invert_linear, of_last_layer
 from atslib.clients.observe import ThreatModel, observe

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from atsbook.experiment import outcomes_of_photographs
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.outcomes import OfAttacks
+from atsbook.requests.outcomes import OfAttacks
 from atsbook.store import Store
 from atslib.attacks import GradientMatching, reconstruct, restore_labels
 from atslib.attacks.labels import RULES

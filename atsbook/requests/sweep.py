@@ -23,8 +23,8 @@ from atsbook.experiment import (
 )
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.outcomes import OfAttacks
-from atsbook.runs.scoring import unseen
+from atsbook.requests.outcomes import OfAttacks
+from atsbook.requests.scoring import unseen
 from atsbook.store import Store
 from atslib.attacks import GradientMatching, reconstruct
 from atslib.clients.observe import observe

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from atsbook.evidence.archive import Archive
 from atsbook.kept import Kept
-from atsbook.runs.archive import Archive
 from atsbook.store import Artifact, Store
 
 # Tensors of results that further results are made from

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atsbook.runs.collaborative import OnFederation
+from atsbook.requests.collaborative import OnFederation
 from atsbook.store import Store
 from atsfed.federation import Federation, answer, taken
 from atslib.policies.policy import parse_policy

@@ -18,15 +18,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from atsbook.evidence.archive import Archive, request_of
 from atsbook.experiment import AttackRequest
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, trained
-from atsbook.runs.archive import Archive, request_of
-from atsbook.runs.packing import is_attack
-from atsbook.runs.schedule import compute, duration
-from atsbook.runs.scoring import ScoreRequest
-from atsbook.runs.sweep import SweepRequest, SweepScores
-from atsbook.runs.workers import at_once
+from atsbook.packing import is_attack
+from atsbook.pool.schedule import compute, duration
+from atsbook.pool.workers import at_once
+from atsbook.requests.scoring import ScoreRequest
+from atsbook.requests.sweep import SweepRequest, SweepScores
 from atsbook.store import Store
 from atslib.attacks import Learned
 from atslib.clients.training import evaluate

@@ -24,11 +24,7 @@ from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.integrity import sealed
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest
-from atsbook.runs.batches import BatchOutcomes, BatchRequest, LabelRequest, chosen
-from atsbook.runs.collaborative import FederationOutcomes, FederationRequest
-from atsbook.runs.gradients import FeatureRequest, StagesRequest
-from atsbook.runs.outcomes import RecognizedRequest
-from atsbook.runs.packing import (
+from atsbook.packing import (
     TRIALS,
     Row,
     arrow,
@@ -40,8 +36,12 @@ from atsbook.runs.packing import (
     to_table,
     unpacked,
 )
-from atsbook.runs.scoring import ScoreRequest, SearchRequest
-from atsbook.runs.sweep import SweepOutcomes, SweepRequest, SweepScores
+from atsbook.requests.batches import BatchOutcomes, BatchRequest, LabelRequest, chosen
+from atsbook.requests.collaborative import FederationOutcomes, FederationRequest
+from atsbook.requests.gradients import FeatureRequest, StagesRequest
+from atsbook.requests.outcomes import RecognizedRequest
+from atsbook.requests.scoring import ScoreRequest, SearchRequest
+from atsbook.requests.sweep import SweepOutcomes, SweepRequest, SweepScores
 from atsbook.store import Artifact, Store
 from atslib.checkpoints import Tensors
 from atslib.errors import AtsError

@@ -17,8 +17,8 @@ from tqdm.auto import tqdm
 
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset, network
-from atsbook.runs.estimate import PASSES, USUAL, Rates, Work
-from atsbook.runs.workers import LOST, InThisProcess, at_once, count, workers
+from atsbook.pool.estimate import PASSES, USUAL, Rates, Work
+from atsbook.pool.workers import LOST, InThisProcess, at_once, count, workers
 from atsbook.store import Store, read_files
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError, OutOfTime

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atsbook.networks import trained
-from atsbook.runs.outcomes import OfAttack
+from atsbook.requests.outcomes import OfAttack
 from atsbook.store import Store
 from atslib.clients.prepare import to_images
 from atslib.gradients.problems import problem_gradients

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest
-from atsbook.runs.outcomes import OfAttacks
+from atsbook.requests.outcomes import OfAttacks
 from atsbook.store import Store
 from atsfed.federation import Federation, chosen, taken, used
 from atsfed.peers import as_seen, exchange, ring

@@ -10,7 +10,7 @@ from torch import Tensor
 from atsbook.experiment import CANDIDATES, AttackRequest
 from atsbook.kept import Kept
 from atsbook.networks import ModelRequest, dataset
-from atsbook.runs.packing import as_kept
+from atsbook.packing import as_kept
 from atsbook.store import Store
 from atslib.clients.prepare import to_images
 from atslib.errors import AtsError
