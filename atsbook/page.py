@@ -15,7 +15,7 @@ from IPython.core.formatters import format_display_data
 from IPython.display import HTML, Markdown, display
 from matplotlib.figure import Figure
 
-from atsbook.evidence.shown import write_changed
+from atsbook.evidence.differences import write_changed
 from atsbook.figures.svg import as_svg
 from atsbook.findings import newest
 from atsbook.findings.result import (

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from atsbook.evidence.audit import processor
-from atsbook.texts.audited import NETWORK
+from atsbook.texts.audits import NETWORK
 from atslib.files import write_atomically
 
 HERE = Path(__file__).resolve()

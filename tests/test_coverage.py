@@ -16,7 +16,7 @@ from atsbook.findings.result import FILE
 from atsbook.findings.transformations import FUNCTIONS
 from atsbook.texts import coverage as page
 from atsbook.texts.coverage import coverage_page
-from atsbook.texts.measured_beside_published import RULES, coverage
+from atsbook.texts.twins import RULES, coverage
 from atslib.files import project_root
 
 ROOT = project_root()

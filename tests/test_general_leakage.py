@@ -19,7 +19,7 @@ from atsbook.findings.reported import reported
 from atsbook.findings.statistics import interval, paired
 from atsbook.requests.batches import Batches, BatchRequest, LabelRequest
 from atsbook.runs.study import Study
-from atsbook.texts.measured_beside_published import leakage_twin
+from atsbook.texts.twins import leakage_twin
 from atslib import ATTACKS, TrainConfig
 from atslib.clients.updates import LocalTraining
 

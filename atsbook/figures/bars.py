@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from atsbook.figures.picked import LETTERS, WIDTH
+from atsbook.figures.picks import LETTERS, WIDTH
 from atsbook.figures.plots import COLORS
 from atsbook.findings.statistics import share_interval
 

@@ -12,19 +12,19 @@ from pathlib import Path
 import torch
 
 from atsbook.evidence.audit import audit_page
-from atsbook.evidence.shown import source_differences
-from atsbook.figures.picked import on_paper
+from atsbook.evidence.differences import source_differences
+from atsbook.figures.picks import on_paper
 from atsbook.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims
-from atsbook.texts.audited import insert_audits
+from atsbook.texts.audits import insert_audits
 from atsbook.texts.coverage import coverage_page
 from atsbook.texts.effects import insert_effects
 from atsbook.texts.history import history
-from atsbook.texts.measured_beside_published import coverage
 from atsbook.texts.one_cell import insert_one_cell
 from atsbook.texts.speed import cost_line, speed_table, steps_table
 from atsbook.texts.start import start
+from atsbook.texts.twins import coverage
 from atslib.errors import AtsError
 from atslib.files import shown, write_atomically
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import atslib
-from atsbook.evidence.shown import folder_differences
+from atsbook.evidence.differences import folder_differences
 from atsbook.page import WRITTEN
 from atsbook.report.making import ONE_THREAD, failure_of, publish
 from atsbook.runs.study import LOG_PREFIX

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from atsbook.evidence.archive import Archive
 from atsbook.evidence.audit import audit, summaries, write_audit
-from atsbook.evidence.shown import folder_differences, source_differences, text_differences
+from atsbook.evidence.differences import folder_differences, source_differences, text_differences
 from atsbook.findings.result import stored_result
 from atsbook.pool.schedule import say
 from atsbook.report import notebooks

@@ -7,7 +7,7 @@ import re
 import pandas as pd
 
 from atsbook.findings.compare import SOURCES
-from atsbook.texts.measured_beside_published import Twin
+from atsbook.texts.twins import Twin
 
 TITLES = SOURCES | {"leakage": "general deep leakage"}
 WORDS = (

@@ -14,7 +14,7 @@ from made_pages import asked_by, write_page
 
 from atsbook.__main__ import main
 from atsbook.evidence.archive import Archive
-from atsbook.evidence.shown import (
+from atsbook.evidence.differences import (
     folder_differences,
     same_text,
     source_differences,

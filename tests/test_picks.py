@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from atsbook.figures.bars import bars
-from atsbook.figures.picked import MISSED, PICKED, Side, on_paper, picked
+from atsbook.figures.picks import MISSED, PICKED, Side, on_paper, picked
 
 SVG = "{http://www.w3.org/2000/svg}"
 

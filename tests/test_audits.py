@@ -5,7 +5,7 @@ import json
 import pytest
 
 from atsbook.texts import audited
-from atsbook.texts.audited import (
+from atsbook.texts.audits import (
     MARK,
     NETWORK,
     NETWORKS_MARK,
