@@ -62,9 +62,9 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
     exports(tmp_path, "claim4_efficiency", {"share of an epoch's time": 0.0066})
     text = advice(tmp_path)
     assert "| A server that sees only the sum of ten clients | LeNet: 50 % | LeNet: 20 % |" in text
-    assert "Transforming takes 0.7 % of an epoch." in text
+    assert "Transforming takes 0.7 % of an epoch's time." in text
     assert "| LeNet: not measured yet; of a federation 97 %<br>" in text
-    assert "ten clients and 300 rounds" in text
+    assert "its last round (300) in the second row" in text
     assert "recognizes it in the gradient of a batch of 32 in 75 % of cases" in text
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from atsbook.texts import audited
+from atsbook.texts import audits
 from atsbook.texts.audits import (
     MARK,
     NETWORK,
@@ -58,7 +58,7 @@ def test_photographs_are_compared_that_both_were_attacked_on():
 def test_the_table_is_made_of_stored_reports(tmp_path):
     assert fine_tuning(tmp_path) == "Not measured yet.\n"
     report = {"cases": [case("untrained", 30), case("given", 12)], "plan": {"steps": 32}}
-    reports = dict.fromkeys(audited.TRAINED.values(), report)
+    reports = dict.fromkeys(audits.TRAINED.values(), report)
     (tmp_path / "audits.json").write_text(json.dumps(reports))
     lines = fine_tuning(tmp_path).splitlines()
     assert lines[2] == (
@@ -101,7 +101,7 @@ def test_the_book_shows_what_the_stored_reports_say():
     assert text.split(NETWORKS_MARK)[1] == f"\n\n{networks(ROOT / 'results')}\n"
     reports = json.loads((ROOT / "results" / "audits.json").read_text())
     shown = {name: report for name, report in reports.items() if not name.startswith(NETWORK)}
-    assert shown.keys() == set(audited.TRAINED.values())
+    assert shown.keys() == set(audits.TRAINED.values())
     for report in shown.values():
         assert all(each["images"] >= 32 for each in report["cases"])
 
