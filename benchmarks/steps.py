@@ -85,9 +85,8 @@ def attacked(network: str, attack: GradientMatching, rows: range, draw: int) -> 
     return pd.concat(parts, ignore_index=True).assign(draw=draw)
 
 
-def compared(network: str, count: int, draws: int, cut: int | None) -> list[dict[str, str]]:
+def compared(network: str, rows: range, draws: int, cut: int | None) -> list[dict[str, str]]:
     """A row of the table for each attack on a network; with `cut` each has so many steps."""
-    rows = range(FIRST, FIRST + count)
     tried = attacks()[network]
     made = {name: [] for name in tried}
     for draw in range(draws):
@@ -127,9 +126,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="four photographs, five steps")
     parser.add_argument("--network", choices=list(attacks()), nargs="*", default=list(attacks()))
+    parser.add_argument("--first", type=int, default=FIRST, help="of the test images")
+    parser.add_argument("--count", type=int, default=COUNT, help="of test images")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    size = (4, 1, 5) if chosen.small else (COUNT, DRAWS, None)
+    rows = range(chosen.first, chosen.first + (4 if chosen.small else chosen.count))
+    size = (rows, 1, 5) if chosen.small else (rows, DRAWS, None)
     for place, network in enumerate(chosen.network):
         table = pd.DataFrame(compared(network, *size))
         if not place:

@@ -1144,7 +1144,7 @@ SHAPES = ((2, 3, 8, 8), (4, 3, 8, 9), (3, 4, 3, 8, 8), (4, 3 * 64))
         ],
         (
             {"start": torch.full((4, 3, 8, 8), 128.0)},
-            "start goes up to 128; it must be floats in requests of",
+            "start goes up to 128; it must be floats in units of",
         ),
         (
             {"start": torch.zeros(4, 3, 8, 8).byte()},

@@ -56,7 +56,7 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
 
 
 @pytest.mark.parametrize(
-    "request",
+    "asked",
     [
         attack_request(TINY, HYBRID, first=3),
         attack_request(TINY, "28", defense="prune:0.5", attack=TWICE),
@@ -73,23 +73,23 @@ TWICE = dataclasses.replace(ATTACKS["adam-cosine"], restarts=2, steps=2)
         ),
         model_request(TINY),
     ],
-    ids=lambda request: request.title,
+    ids=lambda asked: asked.title,
 )
-def test_a_part_has_the_numbers_of_the_whole(kept, request):
-    request.make(kept, CPU)
-    whole = kept.get(request.kind, request, pytest.fail)
-    parts = {part_of(request, random.Random(seed)) for seed in range(3)}
+def test_a_part_has_the_numbers_of_the_whole(kept, asked):
+    asked.make(kept, CPU)
+    whole = kept.get(asked.kind, asked, pytest.fail)
+    parts = {part_of(asked, random.Random(seed)) for seed in range(3)}
     for part in parts:
         part.make(kept, CPU)
         off = differences(
-            request, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors
+            asked, part, whole.tensors, kept.get(part.kind, part, pytest.fail).tensors
         )
         kind = part.kind.partition("-")[0]
         assert len(off) == (
-            6 if request == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind]
+            6 if asked == THREES else {"attack": 4, "privacy": 16, "tested": 1}[kind]
         )
         assert off == pytest.approx([0] * len(off), abs=2e-3)
-    assert len(parts) > 1 or request.kind == "model"
+    assert len(parts) > 1 or asked.kind == "model"
 
 
 @pytest.mark.parametrize(
