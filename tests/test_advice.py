@@ -60,7 +60,13 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
     changes = [dict(zip(names, each, strict=True)) for each in changes]
     exports(tmp_path, "line_up", {"found": {}, "changes": changes})
     exports(tmp_path, "claim4_efficiency", {"share of an epoch's time": 0.0066})
+    by_the_rule = {"none": 150, "hybrid": 45, "attacks": 300}
+    hits = {"none": 300, "hybrid": 285, "attacks": 300}
+    best = {"LeNet": {"hits": hits}, "ResNet20-1": {"by the rule": by_the_rule}}
+    exports(tmp_path, "best_answer", best)
     text = advice(tmp_path)
+    assert "<br>ResNet20-1: 50 %<br>ResNet20-4: 90 % |" in text
+    assert "<br>ResNet20-1: 15 %<br>ResNet20-4: 60 % |" in text
     assert "| A server that sees only the sum of ten clients | LeNet: 50 % | LeNet: 20 % |" in text
     assert "Transforming takes 0.7 % of an epoch's time." in text
     assert "| LeNet: not measured yet; of a federation 97 %<br>" in text

@@ -39,6 +39,7 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
         for side in (0, 1)
     )
     for side, shown in enumerate(sides):
+        shown["narrow"] = percent(known.best_narrow[side]) if known.best_narrow else ""
         # 299 of 300 are not all
         shown["best"] = (
             f"{100 * known.best[side] / known.best[2]:.1f}".removesuffix(".0") + " %"
