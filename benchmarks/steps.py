@@ -53,7 +53,7 @@ def attacks() -> dict[str, dict[str, GradientMatching]]:
         "resnet20-1": {
             "Adam, 300": resnet,
             "Adam, 150": dataclasses.replace(resnet, steps=150),
-            "Adam, 150, twice the step": dataclasses.replace(resnet, steps=150, lr=2.0),
+            "Adam, 150, twice the step (`fast-resnet`)": ATTACKS["fast-resnet"],
         },
     }
 
