@@ -6,6 +6,7 @@ glue); later cells paste further texts.
 """
 
 import base64
+import json
 import os
 from pathlib import Path
 
@@ -139,8 +140,9 @@ def write_results(
         numbers: what README and other pages say of this page; they read it with `exported`.
     """
     files = dict(files or {})
-    if numbers:
-        files[NUMBERS] = as_text(numbers).encode()
+    if numbers:  # NumPy's numbers become Python's
+        plain = json.dumps(numbers, indent=1, default=lambda number: number.item())
+        files[NUMBERS] = f"{plain}\n".encode()
     result = Result(page, tables, facts, verdict, files)
     if os.environ.get(WRITTEN):
         folder, _ = write_changed(result, Path(os.environ[WRITTEN]))
@@ -152,13 +154,12 @@ def write_results(
 
 def as_pair(change: Change) -> dict[str, float]:
     """Both ends of a change from no policy to the paper's, and of how many photographs, for `numbers`."""
-    ends = {"none": float(change.before), "hybrid": float(change.after)}
-    return ends | {"photographs": int(change.n)}
+    return {"none": change.before, "hybrid": change.after, "photographs": change.n}
 
 
 def as_change(change: Change) -> dict[str, float]:
     """A change with its 95 % interval, for `numbers`."""
-    return {"mean": float(change.mean), "low": float(change.low), "high": float(change.high)}
+    return {"mean": change.mean, "low": change.low, "high": change.high}
 
 
 def exported(page: str) -> dict:

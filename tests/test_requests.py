@@ -396,32 +396,23 @@ def test_a_damaged_state_of_an_attack_is_warned_of_and_it_starts_anew(tmp_path, 
     clients = request.clients()
     seen = observe(model, clients.used().float() / 255, clients.labels, rng=rng(0))
     start = starts(request, model)
-    whole = reconstruct(seen, request.attack, rng=rng(0), start=start, frames=3, chunk=2)
+    how_often = {"frames": 3, "chunk": 2}
+    whole = reconstruct(seen, request.attack, rng=rng(0), start=start, **how_often)
+
+    def resumed():
+        state = tmp_path / "state"
+        return reconstruct(
+            seen, request.attack, rng=rng(0), start=start, checkpoint=state, **how_often
+        )
+
     interrupted(seen, request.attack, start, tmp_path / "state")
     (file,) = tmp_path.iterdir()
-    again = reconstruct(
-        seen,
-        request.attack,
-        rng=rng(0),
-        start=start,
-        frames=3,
-        chunk=2,
-        checkpoint=tmp_path / "state",
-    )
-    assert torch.equal(again.images, whole.images)
+    assert torch.equal(resumed().images, whole.images)
 
     interrupted(seen, request.attack, start, tmp_path / "state")
     STATES[how](file)
     with pytest.warns(UserWarning, match=r"state\.0-2 is not resumed .*the run starts anew"):
-        anew = reconstruct(
-            seen,
-            request.attack,
-            rng=rng(0),
-            start=start,
-            frames=3,
-            chunk=2,
-            checkpoint=tmp_path / "state",
-        )
+        anew = resumed()
     assert torch.equal(anew.images, whole.images)
     assert torch.equal(anew.trace, whole.trace)
     assert [kept.name for kept in tmp_path.iterdir()] == ["state.0-2.aside"]

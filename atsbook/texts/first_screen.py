@@ -105,7 +105,8 @@ def numbers(results: Path) -> Numbers:
         if (name := f"r of score and {outcome}") in score
     }
     long = exported("claim2_generality", results)
-    federation = _pairs(exported("ext9_collaborative", results))
+    federation = exported("ext9_collaborative", results)
+    in_federation = _pairs(federation)
     p = privacy.get("found", {}).get(f"trained {WIDE}", {}).get("p", 0)
     time = exported("claim4_efficiency", results)
     return Numbers(
@@ -116,14 +117,14 @@ def numbers(results: Path) -> Numbers:
         tried=best.get("LeNet", {}).get("tried"),
         long=_pairs(long.get("found", {})).get("the paper's own attack, 4,800 steps"),
         fashion=_pairs(exported("claim3_transfer", results).get("found", {})),
-        summed=federation.get("sum, first round"),
-        federated=federation.get("server, last round"),
+        summed=in_federation.get("sum, first round"),
+        federated=in_federation.get("server, last round"),
         chance=p > 0.05,
         learned=tuple(Learned(**each) for each in privacy.get("accuracy", ())),
         score=r,
         as_published=(own["none"], own["hybrid"], own["photographs"]) if own else None,
         gradients=_gradients(line_up.get("found", {})),
-        rounds=exported("ext9_collaborative", results).get("server, last round", {}).get("rounds"),
+        rounds=federation.get("server, last round", {}).get("rounds"),
         batch=_largest_batch(line_up.get("changes", ())),
         time=time.get("share of an epoch's time"),
     )
@@ -139,6 +140,7 @@ def _pairs(shares: Mapping[str, Mapping]) -> dict[str, tuple[float, float]]:
 
 
 def _largest_batch(changes: Iterable[Mapping]) -> tuple[int, float] | None:
+    """Of the batches that the line-up compared the largest, and the share that was recognized in it."""
     sizes = {
         int(each["strength"]): each["named"] for each in changes if each["change"] == "batch of"
     }
@@ -152,8 +154,9 @@ def _hits(counted: Mapping[str, int] | None) -> tuple[int, int, int] | None:
 
 def _share(counted: Mapping[str, int] | None) -> tuple[float, float] | None:
     """The same as shares."""
-    none, hybrid, attacks = _hits(counted) or (0, 0, 0)
-    return (none / attacks, hybrid / attacks) if attacks else None
+    if not counted:
+        return None
+    return counted["none"] / counted["attacks"], counted["hybrid"] / counted["attacks"]
 
 
 def _gradients(measured: Mapping[str, Mapping]) -> tuple[float, float, str] | None:

@@ -123,9 +123,9 @@ def answer(known: Numbers) -> dict[str, str] | None:
 
 def _hinders(known: Numbers) -> bool:
     """Whether fewer are found behind the policy on every untrained network but the LeNet."""
-    pairs = [pair for name, pair in known.found.items() if name.startswith("untrained ")] + [
-        known.best_narrow or (1.0, 0.0)
-    ]
+    others = known.found.keys() - {"untrained LeNet"}
+    pairs = [known.found[name] for name in others if name.startswith("untrained ")]
+    pairs += [known.best_narrow] if known.best_narrow else []
     return all(hidden < bare for bare, hidden in pairs)
 
 
