@@ -30,6 +30,7 @@ from atsbook.findings.result import (
 )
 from atsbook.findings.rules import told
 from atsbook.findings.statistics import Change
+from atsbook.prose import EXPORTED, filled
 from atsbook.runs.study import Handle, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
@@ -94,32 +95,47 @@ def glue(name: str, value: object) -> None:
 
 def on_top(
     about: Study | Result,
-    answer: str,
+    answer: str | None,
     picture: Figure | HTML,
     data: HTML,
     numbers: pd.DataFrame,
     **texts: str,
 ) -> None:
-    """Paste the answer, the picture with its data, the table and further texts into the page, and
-    show them.
+    """Paste the picture with its data, the table and further texts into the page, and show them.
 
     JupyterLab does not paste, so there they stand below the last cell.
 
     Args:
         about: whose data set it is.
-        answer: Markdown.
+        answer: Markdown; None where it stands in the page's text.
         picture: a figure is shown as SVG.
         texts: Markdown by the name under which a cell pastes it, such as `provenance`.
     """
     toy = TOY if is_drawn(about.dataset) else ""
     if isinstance(picture, Figure):
         picture = HTML(as_svg(picture))
-    shown = {"answer": Markdown(toy + answer), "picture": picture, "data": data, "numbers": numbers}
+    shown = {"picture": picture, "data": data, "numbers": numbers}
+    if answer is not None:
+        shown = {"answer": Markdown(toy + answer), **shown}
+    elif isinstance(about, Result):  # in a book it stands in the page's text
+        display(Markdown(_answer(about)))
     shown |= {name: Markdown(text) for name, text in texts.items()}
     with pd.option_context("display.max_colwidth", None):  # pandas cuts long words off
         for name, value in shown.items():
             glue(name, value)
         display(*shown.values())
+
+
+def _answer(result: Result) -> str:
+    """The text on top of a page, from its notebook, which runs in its own folder, with the numbers of
+    this run; empty where that is not here.
+    """
+    file = Path(f"{result.page}.ipynb")
+    if not file.exists():
+        return ""
+    top = "".join(json.loads(file.read_text())["cells"][0]["source"])
+    text = top.partition("\n")[2].partition("<!-- glue:")[0]
+    return filled(text, json.loads(result.files[NUMBERS]), ships=False)
 
 
 def write_results(
@@ -131,18 +147,30 @@ def write_results(
     files: dict[str, bytes] | None = None,
     *,
     numbers: dict[str, object] | None = None,
+    claims: dict[str, bool] | None = None,
 ) -> Result:
     """The page's result; where $ATS_RESULTS names a folder, as a run of the whole book does, it is
     written there, with what the page cost and the keys of the evidence behind it.
 
     Args:
         files: what else is kept beside the tables, by name.
-        numbers: what README and other pages say of this page; they read it with `exported`.
+        numbers: what this page's text, README and other pages say of it; a text names them (`prose`),
+            code reads them with `exported`.
+        claims: sentences or parts of them that the page's text says, each with whether it is true of
+            these results. A false one is an error on a page of the book.
     """
     files = dict(files or {})
     if numbers:  # NumPy's numbers become Python's
         plain = json.dumps(numbers, indent=1, default=lambda number: number.item())
         files[NUMBERS] = f"{plain}\n".encode()
+    if claims is not None:
+        said = {sentence: bool(holds) for sentence, holds in claims.items()}
+        told = {
+            "numbers": json.loads(files.get(NUMBERS, "{}")),
+            "claims": said,
+            "toy": is_drawn(study.dataset),
+        }
+        display({EXPORTED: told}, raw=True)
     result = Result(page, tables, facts, verdict, files)
     if os.environ.get(WRITTEN):
         folder, _ = write_changed(result, Path(os.environ[WRITTEN]))

@@ -15,9 +15,11 @@ PAGES = sorted((ROOT / "book" / "results").glob("*.ipynb"))
 
 
 def on_top(page: Path) -> dict[str, str]:
-    """What an executed page glues to its top: its answer in Markdown and its picture in HTML."""
-    found = {}
-    for cell in json.loads(page.read_text(encoding="utf-8"))["cells"]:
+    """The top of an executed page: its answer in Markdown and its picture in HTML."""
+    cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+    text = "".join(cells[0]["source"]).partition("\n")[2].partition("<!-- glue:")[0]
+    found = {"answer": text.strip()}
+    for cell in cells:
         for output in cell.get("outputs", ()):
             name = output.get("metadata", {}).get("scrapbook", {}).get("name")
             for kind, text in output.get("data", {}).items():

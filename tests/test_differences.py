@@ -174,7 +174,7 @@ def test_a_page_that_is_as_it_was_stays_unless_its_cells_changed(tmp_path, store
 def test_what_is_another_at_each_run_is_taken_out_of_a_page(tmp_path):
     pages = [page(tmp_path / f"{time}.ipynb", time=time) for time in ("1", "2")]
     for made in pages:
-        making._strip(made)
+        making._finish(made)
     first, second = (nbformat.read(made, as_version=4) for made in pages)
     assert (
         first.metadata == second.metadata == {"papermill": {"exception": None, "parameters": None}}

@@ -84,7 +84,6 @@ def test_a_page_opens_with_the_answer_and_shows_its_experiment_and_its_rule(name
     assert first.source.startswith("# ")
     assert first.source.splitlines()[0].endswith("?")
     for pasted in (
-        "<!-- glue:md answer -->",
         "<!-- glue:figure picture",
         "<!-- glue:any data -->",
         "<!-- glue:any numbers -->",

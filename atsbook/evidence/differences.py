@@ -29,19 +29,25 @@ def source_differences(old: Path, new: Path) -> list[str]:
 
     Args:
         old: as it is committed.
-        new: as it was made now. Parameters that papermill put in, and outputs, do not count.
+        new: as it was made now. Parameters that papermill put in, outputs, and in a text the last
+            digit of a fraction do not count.
     """
     before, after = map(_sources, (old, new))
     if len(before) != len(after):
         return [f"{len(before)} cells are committed, {len(after)} are made now"]
     pairs = enumerate(zip(before, after, strict=True), 1)
-    return [f"cell {number}: {_quoted(was, now)}" for number, (was, now) in pairs if was != now]
+    return [
+        f"cell {number}: {_quoted(was, now)}"
+        for number, ((kind, was), (_, now)) in pairs
+        if was != now and not (kind == "markdown" and same_text(was, now))
+    ]
 
 
-def _sources(page: Path) -> list[str]:
+def _sources(page: Path) -> list[tuple[str, str]]:
+    """Of each cell its kind and its text."""
     cells = json.loads(page.read_text())["cells"]
     return [
-        "".join(cell["source"])
+        (cell["cell_type"], "".join(cell["source"]))
         for cell in cells
         if "injected-parameters" not in cell["metadata"].get("tags", [])
     ]

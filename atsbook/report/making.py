@@ -14,6 +14,7 @@ import torch
 from atsbook.evidence.audit import audit_page
 from atsbook.evidence.differences import source_differences
 from atsbook.figures.picks import on_paper
+from atsbook.prose import SHIPS, fill
 from atsbook.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims
@@ -72,21 +73,29 @@ def publish(made: Path, page: Path, name: str, store: Store, *, as_it_was: bool 
         as_it_was: whether its tables and facts are what they were: then a page of the same cells
             stays.
     """
-    _strip(made)
+    false = _finish(made)
     if as_it_was and page.exists() and not source_differences(page, made):
         made.unlink()
         store.say(f"{name}: page as it was in {shown(page)}")
         return
     made.replace(page)
     store.say(f"{name}: page in {shown(page)}")
+    if false:
+        raise AtsError(
+            f"{name} says what is not true of its results: {'; '.join(false)}. Reword it in notebooks/{name}.ipynb"
+        )
 
 
-def _strip(page: Path) -> None:
-    """Take out of an executed notebook what is another at each run: times, and the name of the
-    parameters' cell.
+def _finish(page: Path) -> list[str]:
+    """Put its numbers into the text of an executed notebook (`prose.fill`), and take out of it what is
+    another at each run: times, and the name of the parameters' cell.
+
+    Returns:
+        What the text claims and is not true, where the page is one of the book.
     """
     notebook = json.loads(page.read_text())
     run = notebook["metadata"].get("papermill", {})
+    false = fill(notebook)
     notebook["metadata"]["papermill"] = {
         name: run.get(name) for name in ("exception", "parameters")
     }
@@ -97,6 +106,7 @@ def _strip(page: Path) -> None:
             cell["id"] = "injected-parameters"
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     write_atomically(page, lambda partial: partial.write_text(text))
+    return false if run.get("parameters") == SHIPS else []
 
 
 def failure_of(partial: Path) -> str | None:
