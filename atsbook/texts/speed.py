@@ -50,14 +50,18 @@ def steps_table(results: Path, data: str = "cifar100") -> str:
 
 def speed_table(measurements: Path) -> str:
     """Markdown from the JSON lines of `python -m atsbook bench`: medians over the runs of each
-    case, and beside another project's code where `benchmarks/peers.py` has compared them.
+    case; beside another project's code where `benchmarks/peers.py` has compared them; and what
+    attacks of fewer steps reach, by `benchmarks/steps.py`.
     """
     if not measurements.exists():
         return "Not measured yet.\n"
     runs = pd.read_json(measurements, lines=True)
     table = _against_loop(runs[runs["benchmark"].isin(("attack", "scores"))])
-    peers = runs[runs["benchmark"] == "peers"]
-    return table if peers.empty else f"{table}\n{_against_peers(peers)}"
+    peers, fewer = (runs[runs["benchmark"] == name] for name in ("peers", "steps"))
+    parts = [table]
+    parts += [] if peers.empty else [_against_peers(peers)]
+    parts += [] if fewer.empty else [_fewer_gradients(fewer)]
+    return "\n".join(parts)
 
 
 def _against_loop(runs: pd.DataFrame) -> str:
@@ -84,7 +88,7 @@ def _against_loop(runs: pd.DataFrame) -> str:
             measured,
             name,
             model,
-            str(members),
+            f"{members:.0f}",
             f"{middle[ours]:.1f}",
             f"{middle[theirs]:.1f}",
             _with_range(rows["ratio"]),
@@ -107,9 +111,41 @@ def _against_peers(runs: pd.DataFrame) -> str:
     for (name, model, members), rows in runs.groupby([machine, "model", "members"], sort=False):
         middle = rows[["engine_ms", "breaching_ms"]].median()
         lines.append(
-            f"| {name} | {model} | {members} | {middle['engine_ms']:.1f} | {middle['breaching_ms']:.1f} | "
+            f"| {name} | {model} | {members:.0f} | {middle['engine_ms']:.1f} | {middle['breaching_ms']:.1f} | "
             f"{_with_range(rows['ratio'])} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+EQUAL = 0.15  # bits; within these the answer is the same
+
+
+def _fewer_gradients(runs: pd.DataFrame) -> str:
+    """A table of attacks of fewer steps, each beside the one that the pages use."""
+    lines = [
+        f"The same answer with fewer gradients: what an attack reveals of a photograph, without a policy, untrained "
+        f"network, three draws. *The same*: the 95 % interval of the paired change, over photographs, lies within "
+        f"±{EQUAL} bits.",
+        "",
+        "| Network | Attack | Instead of | Gradients | Processor time | Bits | Change | n | The same? |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs.itertuples():
+        change = f"{run.change:+.2f} [{run.low:.2f}, {run.high:.2f}]".replace("-", "−")
+        inside = run.low >= -EQUAL and run.high <= EQUAL
+        other = "no, fewer" if run.high < 0 else "cannot tell"
+        cells = (
+            run.model,
+            run.attack,
+            run.against,
+            f"{run.gradients:.2f}",
+            f"{run.time:.2f} ({run.time_low:.2f} to {run.time_high:.2f})",
+            f"{run.bits_before:.2f} → {run.bits:.2f}",
+            change,
+            f"{run.photographs:.0f}",
+            "yes" if inside else other,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
