@@ -17,7 +17,6 @@ from atsbook.findings.defenses import (
     OWN,
     REGIMES,
     TUNED,
-    advice,
     best,
     called,
     strength,
@@ -226,10 +225,6 @@ def test_a_defense_is_judged_by_the_attacker_who_finds_most():
     assert whole.loc["prune:0.9", "found"] == 70
     assert whole["pareto"].to_dict() == {"none": True, "3-1-7": False, "prune:0.9": True}
     assert list(best(whole.reset_index())["defense"]) == ["prune:0.9", "none"]
-    words = advice(whole.reset_index())
-    assert "Without a defense the strongest attack finds 100 % of the photographs" in words
-    assert "at best there is pruning of 90 % (70 % found, 17.0 % accuracy)" in words
-    assert "Of the 1 policies" in words
 
 
 def test_the_tuned_policy_is_a_policy_of_the_claim():

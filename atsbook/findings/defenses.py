@@ -11,7 +11,6 @@ import re
 import pandas as pd
 
 from atsbook.findings.result import NO_POLICY
-from atsbook.findings.verdicts import KEEPS
 
 REGIMES = {
     "initial": "before training",
@@ -67,54 +66,3 @@ def best(table: pd.DataFrame) -> pd.DataFrame:
         ["found", "accuracy"], ascending=[True, False], kind="stable"
     )
     return order.drop_duplicates("kind")
-
-
-def advice(table: pd.DataFrame) -> str:
-    """Which defense to use, in sentences made of the numbers, for who cannot lose accuracy and who
-    can.
-    """
-    bare = table.set_index("defense").loc[NO_POLICY]
-    chosen = best(table[table["kind"] != "none"])
-    words = [
-        f"Without a defense the strongest attack finds {bare['found']:.0f} % of the photographs; the network reaches "
-        f"{bare['accuracy']:.1f} %."
-    ]
-    if chosen.empty:
-        words.append(f"No setting here keeps {100 * KEEPS:.0f} % of what is learned.")
-    elif chosen.iloc[0]["found low"] > 50:
-        words.append(
-            f"Nothing that keeps {100 * KEEPS:.0f} % of that hides much: at best there is {_at(chosen.iloc[0])}."
-        )
-    else:
-        words.append(
-            f"Who must keep {100 * KEEPS:.0f} % of that is best off with {_at(chosen.iloc[0])}."
-        )
-    hidden = table[table["found high"] <= 50].sort_values(
-        "accuracy", ascending=False, kind="stable"
-    )
-    words.append(
-        "Of what certainly hides half of all photographs (the 95 % interval of the share found ends at 50 % or below) "
-        f"{_at(hidden.iloc[0])} costs the least accuracy."
-        if len(hidden)
-        else "No setting here certainly hides half of all photographs."
-    )
-    policies = table[table["kind"].isin(OWN)]
-    survivors = policies[policies["found high"] <= 50]["defense"]
-    words.append(
-        f"Of the {len(policies)} policies, including one that was tuned against this very attack, "
-        f"{', '.join(map(called, survivors)) if len(survivors) else 'none'} certainly hides half."
-    )
-    least = table[table["kind"] == LEAST_KIND]
-    kept = hidden[hidden["kind"] == LEAST_KIND]
-    verb = "hides" if len(kept) == 1 else "hide"
-    words.append(
-        "Of the policies that hide most from an attack that knows no policy, "
-        f"{len(kept)} of {len(least)} certainly {verb} half"
-        f"{f'; the network learns most under {_at(kept.iloc[0])}' if len(kept) else ''}."
-    )
-    return " ".join(words)
-
-
-def _at(row: pd.Series) -> str:
-    words = f"{row['found']:.0f} % found, {row['accuracy']:.1f} % accuracy"
-    return f"{called(row['defense'])} ({words})"
