@@ -165,8 +165,10 @@ def write_results(
         files[NUMBERS] = f"{plain}\n".encode()
     if claims is not None:
         said = {sentence: bool(holds) for sentence, holds in claims.items()}
+        # nan, which the messages of Jupyter do not have, as null
+        plain = json.loads(files.get(NUMBERS, "{}"), parse_constant=lambda name: None)
         told = {
-            "numbers": json.loads(files.get(NUMBERS, "{}")),
+            "numbers": plain,
             "claims": said,
             "toy": is_drawn(study.dataset),
         }

@@ -28,8 +28,8 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def fixed(number: float, digits: int = 1) -> str:
-    """With so many digits after the point, and thousands parted: 12,345.7."""
-    return _written(number, f",.{digits}f")
+    """With so many digits after the point, thousands parted, and a rounded 0 without a sign: 12,345.7."""
+    return _written(number, f"z,.{digits}f")
 
 
 def signed(number: float, digits: int = 1) -> str:
@@ -37,9 +37,20 @@ def signed(number: float, digits: int = 1) -> str:
     return _written(number, f"+,.{digits}f")
 
 
+def significant(number: float, digits: int = 2) -> str:
+    """With so many digits that count: 0.00024, 2e-07."""
+    return _written(number, f".{digits}g")
+
+
+def level(value: Mapping[str, float], digits: int = 1) -> str:
+    """A value with its 95 % interval: 1.9 [1.3, 2.5]."""
+    middle, low, high = (fixed(value[end], digits) for end in ("mean", "low", "high"))
+    return f"{middle} [{low}, {high}]"
+
+
 def interval(change: Mapping[str, float], digits: int = 1) -> str:
     """A change with its 95 % interval, as of `page.as_change`: −1.9 [−2.4, −1.3]."""
-    low, high = (_written(change[end], f",.{digits}f") for end in ("low", "high"))
+    low, high = (fixed(change[end], digits) for end in ("low", "high"))
     return f"{signed(change['mean'], digits)} [{low}, {high}]"
 
 
@@ -54,9 +65,10 @@ def in_words(number: int) -> str:
 
 
 def _written(number: float, form: str) -> str:
-    if not math.isfinite(number):
+    if number is None or not math.isfinite(number):
         return MISSING
-    return format(number, form).replace("-", "−")
+    text = format(number, form)
+    return f"−{text[1:]}" if text.startswith("-") else text
 
 
 class _Absent(jinja2.ChainableUndefined):
@@ -73,7 +85,8 @@ def _or_missing(write: Callable[..., str]) -> Callable[..., str]:
     """A filter that leaves a number which is not there a dash."""
 
     def written(value: object, *how: int) -> str:
-        return MISSING if value is None or isinstance(value, _Absent) else write(value, *how)
+        absent = isinstance(value, _Absent) or value is None or value == {}
+        return MISSING if absent else write(value, *how)
 
     return written
 
@@ -82,6 +95,8 @@ FILTERS = {
     "percent": percent,
     "fixed": fixed,
     "signed": signed,
+    "significant": significant,
+    "level": level,
     "interval": interval,
     "pair": pair,
     "words": in_words,
@@ -101,7 +116,7 @@ def filled(text: str, numbers: Mapping[str, object], *, ships: bool) -> str:
     texts.filters = FILTERS if ships else {name: _or_missing(f) for name, f in FILTERS.items()}
     try:
         return texts.from_string(text).render(numbers)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError) as error:
         start = " ".join(text.split())[:60]
         raise AtsError(
             f"the text {start!r}…: {error}; its page exports {', '.join(numbers)}"

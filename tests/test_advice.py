@@ -12,7 +12,7 @@ def shares(none, hybrid, photographs=100):
 def measured(results, hidden=0.95):
     """All that the page needs: what the best attack finds behind the policy is `hidden`."""
     hits = {"none": 300, "hybrid": round(300 * hidden), "attacks": 300}
-    exports(results, "best_answer", {"LeNet": {"hits": hits}})
+    exports(results, "best_answer", {"networks": {"LeNet": {"hits": hits}}})
     found = {
         "untrained LeNet": shares(1.0, 0.9),
         "untrained ResNet20-4": shares(0.9, 0.6),
@@ -54,16 +54,16 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
         "sum, first round": shares(0.5, 0.2, photographs=30),
         "server, last round": shares(0.97, 0.96, photographs=30) | {"rounds": 300},
     }
-    exports(tmp_path, "ext9_collaborative", federation, dataset="cifar10")
+    exports(tmp_path, "ext9_collaborative", {"found": federation}, dataset="cifar10")
     changes = [("batch of", 2, 1.0), ("batch of", 32, 0.75), ("prune", 0.99, 0.5)]
     names = ("change", "strength", "named")
     changes = [dict(zip(names, each, strict=True)) for each in changes]
     exports(tmp_path, "line_up", {"found": {}, "changes": changes})
-    exports(tmp_path, "claim4_efficiency", {"share of an epoch's time": 0.0066})
+    exports(tmp_path, "claim4_efficiency", {"time": {"hybrid": 0.0066}})
     by_the_rule = {"none": 150, "hybrid": 45, "attacks": 300}
     hits = {"none": 300, "hybrid": 285, "attacks": 300}
     best = {"LeNet": {"hits": hits}, "ResNet20-1": {"by the rule": by_the_rule}}
-    exports(tmp_path, "best_answer", best)
+    exports(tmp_path, "best_answer", {"networks": best})
     text = advice(tmp_path)
     assert "<br>ResNet20-1: 50 %<br>ResNet20-4: 90 % |" in text
     assert "<br>ResNet20-1: 15 %<br>ResNet20-4: 60 % |" in text
@@ -77,7 +77,7 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
 def test_what_drawn_images_say_is_no_advice(tmp_path):
     measured(tmp_path)
     summed = {"sum, first round": shares(0.5, 0.2, photographs=30)}
-    exports(tmp_path, "ext9_collaborative", summed, dataset="shapes")
+    exports(tmp_path, "ext9_collaborative", {"found": summed}, dataset="shapes")
     assert "only the sum of ten clients | LeNet: not measured yet" in advice(tmp_path)
 
 

@@ -309,11 +309,11 @@ def test_the_line_up_fills_its_row_once_it_is_measured(tmp_path):
 def test_the_best_answer_fills_its_row_once_it_is_measured(tmp_path):
     assert cells(numbers(tmp_path))["best"] == "not measured yet"
     own = {"LeNet": {"hits": {"none": 298, "hybrid": 275, "attacks": 300}}}
-    exports(tmp_path, "best_answer", own)
+    exports(tmp_path, "best_answer", {"networks": own})
     assert cells(numbers(tmp_path))["best"] == "298 → 275 of 300"
     assert cells(numbers(tmp_path))["tried"] == "several"
     own["LeNet"]["tried"] = 9
-    exports(tmp_path, "best_answer", own)
+    exports(tmp_path, "best_answer", {"networks": own})
     assert cells(numbers(tmp_path))["tried"] == "9"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from test_pilots import cell
+from test_pilots import cell, defined
 
 from atsbook.findings import compare, photographs, statistics, table1
 from atsbook.findings.photographs import words
@@ -86,11 +86,10 @@ PARTS = ["data path", "network", "darkness", "image"]
 
 
 def as_published():
-    """What claim 1's cell on the paper's own attack defines; at smoke it attacks nothing."""
-    space = {"profile": "smoke", "pd": pd, "HYBRID": HYBRID, "change": change}
-    space |= {"compare": compare, "table1": table1}
-    exec(cell("claim1_privacy", "AS_PUBLISHED = "), space)
-    return space
+    """What the page on the paper's own network defines of the published fall."""
+    printed = ("printed_ends", "sources", "bare", "hybrid", "falls", "smaller", "POINTS")
+    known = {"HYBRID": HYBRID, "change": change, "compare": compare, "table1": table1}
+    return defined("claim1_network", *printed, "there", "judge", "made_of", "five", **known)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +108,20 @@ def test_the_published_fall_is_there_if_the_change_is_below_0_and_reaches_the_sm
     space = as_published()
     assert [round(fall, 2) for fall in space["falls"]] == [-6.24, -3.9]
     assert space["there"](SimpleNamespace(low=low, high=high)) == said
+
+
+@pytest.mark.parametrize(
+    ("fall", "cost", "status"),
+    [
+        ("there", 2.0, "reproduced"),
+        ("there", 7.7, "partly"),
+        ("smaller than published", 0.0, "partly"),
+        ("not there", 0.0, "not reproduced"),
+        ("more photographs are needed to tell", 0.0, "cannot tell"),
+    ],
+)
+def test_the_papers_own_network_is_judged_by_the_fall_and_its_cost(fall, cost, status):
+    assert as_published()["judge"](fall, cost) == status
 
 
 @pytest.mark.parametrize("changed", ["data path", "network", "darkness", "image", None])

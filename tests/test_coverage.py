@@ -195,7 +195,7 @@ def test_a_policy_that_a_table_lacks_is_not_run_and_an_older_run_that_has_it_is_
     row = one(coverage(results), "Table 1a", "val_accuracy_pct", "3-1-7")
     assert (row["twins"], row["reason"]) == (
         (),
-        "not run: claim1_privacy trains no such network with this policy",
+        "not run: claim1_network trains no such network with this policy",
     )
     older = {"policy": ["none", "3-1-7", "19-1-18"], "accuracy": [8.0, 3.0, 70.0]}
     put("claim1_privacy", "cifar100-laptop", tables={"accuracy": older})

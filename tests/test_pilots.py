@@ -1,5 +1,6 @@
 """Claims 1 and 7: which images the correlation is of, and a researcher who edits a notebook."""
 
+import ast
 import builtins
 import json
 import linecache
@@ -32,6 +33,20 @@ def cell(name, words):
         each.source for each in cells(name) if each.cell_type == "code" and words in each.source
     ]
     return found
+
+
+def defined(name, *wanted, **known):
+    """What a notebook defines under these names, functions and constants, without what it computes."""
+    space = dict(known)
+    for each in cells(name):
+        for node in ast.parse(each.source).body if each.cell_type == "code" else ():
+            names = {node.name} if isinstance(node, ast.FunctionDef) else set()
+            if isinstance(node, ast.Assign):
+                parts = (part for target in node.targets for part in ast.walk(target))
+                names = {part.id for part in parts if isinstance(part, ast.Name)}
+            if names and names <= set(wanted):
+                exec(ast.unparse(node), space)
+    return space
 
 
 # --- the rule of claim 7 ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ NUMBERS = {
     "change": {"mean": -1.94, "low": -2.41, "high": 0.04},
     "photographs": 12_345,
     "count": 3,
+    "small": 2.4e-7,
     "unknown": float("nan"),
 }
 
@@ -29,11 +30,14 @@ NUMBERS = {
         ('{{ found["untrained LeNet"].hybrid | percent }} %', "83 %"),
         ('{{ found["untrained LeNet"].hybrid | percent(1) }} %', "83.1 %"),
         ("{{ change | interval }}", "−1.9 [−2.4, 0.0]"),
+        ("{{ change | level }}", "−1.9 [−2.4, 0.0]"),
+        ("{{ -0.01 | fixed }}", "0.0"),
         ("{{ change | interval(2) }}", "−1.94 [−2.41, 0.04]"),
         ("{{ change.low | fixed(2) }}, {{ change.high | signed }}", "−2.41, +0.0"),
         ("{{ photographs | fixed(0) }}", "12,345"),
         ("{{ count | words }} and {{ photographs | words }}", "three and 12,345"),
-        ("{{ unknown | percent }} %", "– %"),
+        ("{{ small | significant }}, {{ small | significant(1) }}", "2.4e-07, 2e-07"),
+        ("{{ unknown | fixed }}, {{ photographs | fixed(0) }}", "–, 12,345"),
         ("no number, and {braces}", "no number, and {braces}"),
     ],
 )

@@ -55,6 +55,7 @@ OTHER = "other"  # the folder of what no page reads
 IDENTIFYING = (
     "regimes",
     "claim1_privacy",
+    "claim1_network",
     "claim1_defenses",
     "claim2_generality",
     "claim2_search",

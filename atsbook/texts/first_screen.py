@@ -96,21 +96,23 @@ def numbers(results: Path) -> Numbers:
     Args:
         results: the folder of stored results, whose pages have a `numbers.json` each.
     """
-    pages = ("claim1_privacy", "claim7_correlation", "best_answer", "line_up")
-    privacy, score, best, line_up = (exported(page, results) for page in pages)
-    own = privacy.get("psnr of the paper's own attack, trained ResNet20-4")
+    pages = ("claim1_privacy", "claim1_network", "claim7_correlation", "best_answer", "line_up")
+    privacy, network, score, best, line_up = (exported(page, results) for page in pages)
+    found = privacy.get("found", {}) | network.get("found", {})
+    own = network.get("psnr_as_published")
+    best = best.get("networks", {})
     r = {
-        outcome: tuple(score[name][end] for end in ("r", "low", "high"))
+        outcome: tuple(known[end] for end in ("mean", "low", "high"))
         for outcome in ("bits", "psnr")
-        if (name := f"r of score and {outcome}") in score
+        if (known := score.get("correlation", {}).get(outcome))
     }
     long = exported("claim2_generality", results)
     federation = exported("ext9_collaborative", results)
-    in_federation = _pairs(federation)
-    p = privacy.get("found", {}).get(f"trained {WIDE}", {}).get("p", 0)
+    in_federation = _pairs(federation.get("found", {}))
+    p = found.get(f"trained {WIDE}", {}).get("p", 0)
     time = exported("claim4_efficiency", results)
     return Numbers(
-        found=_pairs(privacy.get("found", {})),
+        found=_pairs(found),
         best=_hits(best.get("LeNet", {}).get("hits")),
         by_rule=_hits(best.get("LeNet", {}).get("by the rule")),
         best_narrow=_share(best.get("ResNet20-1", {}).get("by the rule")),
@@ -120,13 +122,15 @@ def numbers(results: Path) -> Numbers:
         summed=in_federation.get("sum, first round"),
         federated=in_federation.get("server, last round"),
         chance=p > 0.05,
-        learned=tuple(Learned(**each) for each in privacy.get("accuracy", ())),
+        learned=tuple(
+            Learned(**each) for page in (privacy, network) for each in page.get("accuracy", ())
+        ),
         score=r,
         as_published=(own["none"], own["hybrid"], own["photographs"]) if own else None,
         gradients=_gradients(line_up.get("found", {})),
-        rounds=federation.get("server, last round", {}).get("rounds"),
+        rounds=federation.get("found", {}).get("server, last round", {}).get("rounds"),
         batch=_largest_batch(line_up.get("changes", ())),
-        time=time.get("share of an epoch's time"),
+        time=time.get("time", {}).get("hybrid"),
     )
 
 
