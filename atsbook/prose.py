@@ -14,7 +14,7 @@ import jinja2
 from atslib.errors import AtsError
 
 EXPORTED = "application/atsbook+json"  # of the output that holds a page's numbers and claims
-SHIPS = {"profile": "laptop"}  # parameters of the pages of the book
+SHIPS = {"profile": "laptop"}  # parameters of the book's own runs
 MISSING = "–"  # a number that a smaller run does not have
 WORDS = [
     *("none", "one", "two", "three", "four", "five", "six"),
@@ -109,7 +109,7 @@ def filled(text: str, numbers: Mapping[str, object], *, ships: bool) -> str:
     Args:
         ships: whether a number that is named and not there is an error; else a dash stands for it.
     Raises:
-        AtsError: a number that is not there, or a filter of another name.
+        AtsError: a number that is not there, or no filter of that name.
     """
     kind = jinja2.StrictUndefined if ships else _Absent
     texts = jinja2.Environment(undefined=kind, keep_trailing_newline=True)
@@ -135,31 +135,38 @@ def exported(notebook: Mapping) -> dict | None:
 def fill(notebook: dict) -> list[str]:
     """Put the numbers of an executed notebook into its Markdown.
 
+    A run that is not the book's own says below its title what is not true of it. So does one of the book's
+    own where something is wrong.
+
     Returns:
-        Claims that are false. Where they are of a page that ships, it must not; any other says below its
-        title which sentences are not true of it.
-    Raises:
-        AtsError: a number that is not there, or a claim that is not in the page's text.
+        What is wrong with a page of the book: claims that are false, or that its text does not make, and
+        numbers that its text names and that are not there. None of another run.
     """
     found = exported(notebook)
     if found is None:
         return []
     numbers, claims = found["numbers"], found["claims"]
-    run = notebook["metadata"].get("papermill", {}).get("parameters")
-    ships = run == SHIPS
+    ships = notebook["metadata"].get("papermill", {}).get("parameters") == SHIPS
     markdown = [cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
-    prose = _plain("\n".join("".join(cell["source"]) for cell in markdown))
-    for sentence in claims:
-        if _plain(sentence) not in prose:
-            raise AtsError(f"a claim is not in the text of its page: {sentence!r}")
-    for cell in markdown:
-        cell["source"] = filled("".join(cell["source"]), numbers, ships=ships)
-    false = [
-        filled(sentence, numbers, ships=ships) for sentence, holds in claims.items() if not holds
+    texts = ["".join(cell["source"]) for cell in markdown]
+    prose = _plain("\n".join(texts))
+    faults = [
+        f"a claim is not in the text: {sentence!r}"
+        for sentence in claims
+        if _plain(sentence) not in prose
     ]
-    if not ships and (found["toy"] or false):
+    for cell, text in zip(markdown, texts, strict=True):
+        try:
+            cell["source"] = filled(text, numbers, ships=True)
+        except AtsError as error:
+            faults.append(str(error))
+            cell["source"] = filled(text, numbers, ships=False)
+    false = [
+        filled(sentence, numbers, ships=False) for sentence, holds in claims.items() if not holds
+    ]
+    if false or (found["toy"] and not ships):
         markdown[0]["source"] = _with_note(markdown[0]["source"], found["toy"], false)
-    return false
+    return [*faults, *(f"not true of its results: {each!r}" for each in false)] if ships else []
 
 
 def _plain(text: str) -> str:

@@ -72,8 +72,19 @@ def test_a_true_claim_is_silent():
 def test_a_page_of_the_book_with_a_false_claim_is_not_made_in_silence(tmp_path):
     made, page = tmp_path / "made.ipynb", tmp_path / "page.ipynb"
     made.write_text(json.dumps(executed(prose.SHIPS, claims={"It hides": False})))
-    with pytest.raises(AtsError, match="says what is not true of its results: It hides"):
+    with pytest.raises(AtsError, match="not true of its results: 'It hides'"):
         publish(made, page, "page", Store(tmp_path / "store", say=lambda line: None))
+    # who changed the experiment sees what came of it
+    assert "Not true here: “It hides”." in json.loads(page.read_text())["cells"][0]["source"]
+
+
+def test_a_page_of_the_book_without_a_number_of_its_text_is_made_with_a_dash_and_an_error(tmp_path):
+    made, page = tmp_path / "made.ipynb", tmp_path / "page.ipynb"
+    text = "{{ count | words }} of {{ absent.none | percent }} % and {{ also.absent }}"
+    made.write_text(json.dumps(executed(prose.SHIPS, claims={}, text=text)))
+    with pytest.raises(AtsError, match="'absent' is undefined"):
+        publish(made, page, "page", Store(tmp_path / "store", say=lambda line: None))
+    assert json.loads(page.read_text())["cells"][0]["source"].endswith("three of – % and –")
 
 
 def test_another_run_says_what_is_not_true_of_it(tmp_path):
@@ -87,8 +98,9 @@ def test_another_run_says_what_is_not_true_of_it(tmp_path):
 
 
 def test_a_claim_that_the_text_does_not_make_is_an_error():
-    with pytest.raises(AtsError, match="not in the text of its page: 'It shows'"):
-        prose.fill(executed(prose.SHIPS, claims={"It shows": True}))
+    (fault,) = prose.fill(executed(prose.SHIPS, claims={"It shows": True}))
+    assert fault == "a claim is not in the text: 'It shows'"
+    assert prose.fill(executed({"profile": "smoke"}, claims={"It shows": True})) == []
 
 
 def test_a_claim_may_have_bold_words_and_a_line_break():

@@ -14,7 +14,7 @@ import torch
 from atsbook.evidence.audit import audit_page
 from atsbook.evidence.differences import source_differences
 from atsbook.figures.picks import on_paper
-from atsbook.prose import SHIPS, fill
+from atsbook.prose import fill
 from atsbook.store import Store
 from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims
@@ -73,16 +73,17 @@ def publish(made: Path, page: Path, name: str, store: Store, *, as_it_was: bool 
         as_it_was: whether its tables and facts are what they were: then a page of the same cells
             stays.
     """
-    false = _finish(made)
+    faults = _finish(made)
     if as_it_was and page.exists() and not source_differences(page, made):
         made.unlink()
         store.say(f"{name}: page as it was in {shown(page)}")
         return
     made.replace(page)
     store.say(f"{name}: page in {shown(page)}")
-    if false:
+    if faults:
         raise AtsError(
-            f"{name} says what is not true of its results: {'; '.join(false)}. Reword it in notebooks/{name}.ipynb"
+            f"{name}: the page is made, but its text does not fit its results: {'; '.join(faults)}. Change the text, "
+            f"or what the last cell exports and claims, in notebooks/{name}.ipynb"
         )
 
 
@@ -91,11 +92,11 @@ def _finish(page: Path) -> list[str]:
     another at each run: times, and the name of the parameters' cell.
 
     Returns:
-        What the text claims and is not true, where the page is one of the book.
+        What is wrong with the text, see `fill`.
     """
     notebook = json.loads(page.read_text())
     run = notebook["metadata"].get("papermill", {})
-    false = fill(notebook)
+    faults = fill(notebook)
     notebook["metadata"]["papermill"] = {
         name: run.get(name) for name in ("exception", "parameters")
     }
@@ -106,7 +107,7 @@ def _finish(page: Path) -> list[str]:
             cell["id"] = "injected-parameters"
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     write_atomically(page, lambda partial: partial.write_text(text))
-    return false if run.get("parameters") == SHIPS else []
+    return faults
 
 
 def failure_of(partial: Path) -> str | None:
