@@ -35,15 +35,8 @@ from atsbook.runs.study import Handle, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
 
-# How an answer begins, by the status of its verdict.
 # The variable with the folder into which a run of the whole book writes each page's tables
 WRITTEN = "ATS_RESULTS"
-LEADS = {
-    "reproduced": "Yes",
-    "partly": "Partly",
-    "not reproduced": "No",
-    "cannot tell": "This run cannot tell",
-}
 NETWORKS = {"lenet": "LeNet", "convnet": "ConvNet", "resnet20": "ResNet20"}
 TOY = "**A toy run on drawn images: it shows that the page works, and proves nothing.** "
 

@@ -1,182 +1,164 @@
-"""The last column of Deviations: words from tables where the answer is known, and the committed
-page is up to date.
+"""The last column of Deviations: sentences with the numbers that pages export, or that nothing is measured yet; and
+the committed page is up to date.
 """
 
 import json
+import re
 
+import jinja2
 import pandas as pd
 import pytest
+from checks import exports
 
-from atsbook.findings.result import FILE
-from atsbook.texts import effects
+from atsbook.findings.newest import exported
+from atsbook.findings.result import table_file
+from atsbook.texts import start
+from atsbook.texts.deviations import deviations
+from atsbook.texts.first_screen import MISSING
 from atslib.errors import AtsError
 from atslib.files import project_root
 
-BOOK = project_root() / "book" / "deviations.md"
+ROOT = project_root()
+RESULTS = ROOT / "results"
+TEMPLATE = (start.TEMPLATES / "deviations.md.jinja").read_text(encoding="utf-8")
+# Page and names of every effect in the template.
+CALLED = [
+    (page, re.findall(r'"([^"]+)"', names))
+    for page, names in re.findall(r'measured\("(\w+)", ([^)]+)\)', TEMPLATE)
+]
+BY_HAND = TEMPLATE.count(MISSING)
+WHERE = {"dataset": "cifar100", "model": "resnet20-1", "photographs": 4, "profile": "laptop"}
+CHANGE = {"mean": -1.25, "low": -1.31, "high": 0.04}
 
 
-def stored(results, page, **tables):
-    """A page's tables on real data at profile laptop, as `Result.write` leaves them."""
-    folder = results / page / "cifar100-laptop"
-    folder.mkdir(parents=True)
-    for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv.gz", index=False)
-    facts = {"dataset": "cifar100", "model": "resnet20-1", "images": 4, "profile": "laptop"}
-    (folder / FILE).write_text(json.dumps({"facts": facts}))
-    return results
+def effects(page, **known):
+    """All effects of a page that the template names, not measured but for these."""
+    names = [name for of, several in CALLED if of == page for name in several]
+    return {"effects": {"where": WHERE, **dict.fromkeys(names), **known}}
 
 
-def attacked(column, **shift):
-    """Four images in each group, `shift` dB above images of 7 to 10 dB."""
-    rows = [
-        {column: name, "image": i, "psnr": 7.0 + i + up}
-        for name, up in shift.items()
-        for i in range(4)
-    ]
-    return pd.DataFrame(rows).assign(policy="none")
+def test_without_results_every_effect_is_not_measured_yet(tmp_path):
+    page = deviations(tmp_path)
+    assert page.count(MISSING) == BY_HAND + len(CALLED)
+    assert "{{" not in page
+    assert "{%" not in page
 
 
-def test_a_change_is_that_of_the_second_on_the_same_images_and_says_where(tmp_path):
-    table = attacked("attack", **{"sgd-cosine": 0.0, "sgd-cosine-fixed": -1.25, "adam-cosine": 9.0})
-    hidden = table.assign(policy="3-1-7", psnr=0.0)
-    results = stored(tmp_path, "claim2_generality", attacks=pd.concat([table, hidden]))
-    assert effects.effect("sgd", results) == (
-        "sgd-cosine → sgd-cosine-fixed: -1.2 dB [-1.2, -1.2] "
-        "([cifar100, resnet20-1, n = 4, laptop](results/claim2_generality.ipynb))"
-    )
+def test_a_page_that_exports_no_effects_has_measured_none(tmp_path):
+    exports(tmp_path, "switches", {"picked": {"base": 1.0}})
+    assert deviations(tmp_path) == deviations(tmp_path / "nothing")
 
 
-def test_tables_of_an_earlier_version_have_not_measured_it(tmp_path):
-    accuracy = pd.DataFrame(
-        {"training": ["with", "without"], "accuracy": [8.0, 9.0], "model": "resnet20-1"}
-    )
-    results = stored(
-        tmp_path, "ext4_hidden_details", accuracy=accuracy, attacks=attacked("setting", other=0.0)
-    )
-    assert effects.effect("crop-target", results) == effects.UNKNOWN
-    assert effects.effect("crop-training", results).startswith("resnet20-1: 9.0 → 8.0 % accuracy")
-
-
-def test_seeds_and_trainings_are_told_apart(tmp_path):
-    parts = [
-        attacked("setting", **{"resnet20-1": 0.0, "other training seed": 0.5}).assign(
-            over="networks"
-        )
-    ]
-    parts += [attacked("setting", **{"seed 0": 0.0, "seed 1": 2.0}).assign(over="seeds, no policy")]
-    results = stored(tmp_path, "ext3_which_images_leak", others=pd.concat(parts))
-    assert "weights and training: +0.5 dB [0.5, 0.5] (" in effects.effect("weights", results)
-    assert "same network and images, 2 seeds: no policy 8.5 to 10.5 dB (" in effects.effect(
-        "seeds", results
-    )
-
-
-def test_a_switch_names_its_data_and_network_where_they_are_not_the_pages_own(tmp_path):
-    parts = [
-        attacked("setting", base=0.0, **{"4 restarts": 1.0}).assign(
-            dataset="cifar100", model="lenet"
-        )
-    ]
-    for name, sizes, up in (("28 pixels", "fmnist", 0.0), ("32 pixels", "fmnist-32", 2.0)):
-        parts.append(
-            attacked("setting", **{name: up}).assign(dataset=sizes, model="lenet", gain=up)
-        )
-    results = stored(tmp_path, "switches", attacks=pd.concat(parts))
-    assert effects.effect("restarts", results).startswith("+1.0 dB [1.0, 1.0] ([cifar100")
-    size = effects.effect("size", results)
-    assert size.startswith(
-        "fmnist → fmnist-32: gain +2.0 dB [2.0, 2.0] on fmnist-32, lenet, n = 4 ("
-    )
-
-
-def test_on_untrained_networks_a_defense_is_compared_with_none(tmp_path):
-    shifts = dict.fromkeys(effects.DEFENSES, -3.0) | {"none": 0.0}
-    table = attacked("defense", **shifts).assign(applied="fixed")
-    words = effects.effect("where", stored(tmp_path, "claim1_defenses", attacks=table))
-    assert words.startswith(
-        "on the shared gradient, against none: prune:0.7 -3.0 dB [-3.0, -3.0]; prune:0.95 -3.0"
-    )
-
-
-def test_where_a_defense_acts_is_compared_defense_by_defense(tmp_path):
-    two = [
-        attacked("applied", fixed=up, code=0.0).assign(defense=name)
-        for name, up in (("a", -2.0), ("b", 3.0))
-    ]
-    two.append(attacked("applied", fixed=50.0).assign(defense="none"))  # has no such pair
-    words = effects.effect("where", stored(tmp_path, "claim1_defenses", attacks=pd.concat(two)))
-    assert "a -2.0 dB [-2.0, -2.0]; b +3.0 dB [3.0, 3.0] (" in words
-
-
-def test_correlations_are_of_means_over_images_by_network(tmp_path):
-    table = pd.DataFrame({"policy": list("aabbcc"), "psnr": [1, 3, 3, 5, 5, 7.0]})
-    table = table.assign(
-        **{"s_pri early": [2, 2, 4, 4, 6, 6.0], "s_pri late": [3, 3, 2, 2, 1, 1.0]}
-    )
-    words = effects.effect("correlation", stored(tmp_path, "claim7_correlation", policies=table))
-    assert "over 3 policies" in words
-    assert "1.00 (early), -1.00 (late)" in words
-
-
-def test_scores_are_compared_by_order_and_threshold(tmp_path):
-    scores = pd.DataFrame({"s_acc fixed": [-1.0, -2, -3, -4], "s_acc paper": [1.0, 2, 3, 4]})
-    scores = scores.assign(
-        **{"s_acc code": [-60.0, -85, -86, -100], "s_pri fixed": [0.1, 0.2, 0.3, 0.4]}
-    )
-    scores = scores.assign(**{"s_pri fixed variance": 0.0, "s_pri code": [0.4, 0.3, 0.1, 0.2]})
-    results = stored(tmp_path, "switches", scores=scores)
-    assert "−85 rejects 50% of 4 policies, which score -100 to -60" in effects.effect(
-        "threshold", results
-    )
+def test_an_effect_has_the_numbers_of_its_page_and_says_where(tmp_path):
+    known = effects("claim2_generality", **{"sgd-cosine-fixed": CHANGE})
+    exports(tmp_path, "claim2_generality", known)
+    page = deviations(tmp_path)
     assert (
-        "rank correlation of both orders -1.00 over 4 policies, 0 of the first 1"
-        in effects.effect("sign", results)
+        "sgd-cosine → sgd-cosine-fixed: −1.2 [−1.3, 0.0] dB "
+        "([cifar100, resnet20-1, n = 4, laptop](results/claim2_generality.ipynb)) |"
+    ) in page
+    assert page.count(MISSING) == BY_HAND + len(CALLED) - 1
+
+
+def test_one_of_two_effects_in_a_sentence_is_not_enough(tmp_path):
+    exports(
+        tmp_path, "claim2_generality", effects("claim2_generality", **{"lbfgs-l2-fixed": CHANGE})
     )
-    assert "rank correlation of both orders 1.00" in effects.effect("ranking", results)
-    assert "rank correlation of both orders -0.80" in effects.effect("gradsim", results)
+    assert deviations(tmp_path).count(MISSING) == BY_HAND + len(CALLED)
 
 
-def test_marks_are_filled_again_and_again_and_what_is_not_measured_says_so(tmp_path):
-    page = tmp_path / "deviations.md"
-    page.write_text(
-        "".join(
-            f"| x | <!-- effect: {name} -->before<!-- /effect --> |\n" for name in effects.EFFECTS
-        )
-    )
-    effects.insert_effects(page, tmp_path)
-    once = page.read_text()
-    assert once.count(effects.UNKNOWN) == len(effects.EFFECTS)
-    assert "before" not in once
-    effects.insert_effects(page, tmp_path)
-    assert page.read_text() == once
+def test_the_effects_of_another_data_set_count_where_there_are_none_of_cifar_100(tmp_path):
+    known = effects("claim2_generality", **{"sgd-cosine-fixed": CHANGE})
+    known["effects"]["where"] = WHERE | {"dataset": "fmnist"}
+    exports(tmp_path, "claim2_generality", known, dataset="fmnist")
+    assert "dB ([fmnist, resnet20-1, n = 4, laptop](" in deviations(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("no mark", "has no <!-- effect: … --> for"), ("unknown", "effect 'unknown'")],
-)
-def test_a_page_without_a_mark_or_with_an_unknown_one_is_an_error(tmp_path, text, message):
-    page = tmp_path / "deviations.md"
-    names = () if text == "no mark" else (*effects.EFFECTS, "unknown")
-    page.write_text("".join(f"<!-- effect: {name} -->before<!-- /effect -->" for name in names))
-    with pytest.raises(AtsError, match=message):
-        effects.insert_effects(page, tmp_path)
+def test_a_name_that_its_page_does_not_export_is_an_error(tmp_path):
+    known = effects("claim2_generality")
+    del known["effects"]["sgd-cosine-fixed"]
+    exports(tmp_path, "claim2_generality", known)
+    with pytest.raises(AtsError, match="effect of claim2_generality 'sgd-cosine-fixed' is unknown"):
+        deviations(tmp_path)
 
 
-def test_the_committed_page_says_what_the_stored_tables_say(tmp_path):
-    page = tmp_path / "deviations.md"
-    page.write_text(BOOK.read_text())
-    effects.insert_effects(page, project_root() / "results")
-    assert page.read_text() == BOOK.read_text()
+def test_a_number_that_an_effect_does_not_have_is_an_error(tmp_path):
+    exports(tmp_path, "switches", effects("switches", **{"4 restarts": {"gain": CHANGE}}))
+    with pytest.raises(jinja2.UndefinedError, match="no attribute 'psnr'"):
+        deviations(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", ["sgd", "diverged", "original", "where", "crop-training", "threshold"]
-)
-def test_a_column_that_is_missing_is_an_error_and_not_unmeasured(tmp_path, name):
-    page = effects.EFFECTS[name][0]
-    names = ("attacks", "first", "accuracy", "scores")
-    table = pd.DataFrame({"image": [0], "policy": "none", "regime": "initial", "other": 1.0})
-    results = stored(tmp_path, page, **dict.fromkeys(names, table))
-    with pytest.raises(KeyError):
-        effects.effect(name, results)
+def test_the_committed_page_says_what_the_pages_export():
+    page = (ROOT / "book" / "deviations.md").read_text(encoding="utf-8")
+    assert page == deviations(RESULTS), "python -m atsbook run"
+    assert page.count(MISSING) == BY_HAND  # each effect was measured: no page is misspelt
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in CALLED}))
+def test_every_effect_that_a_page_exports_is_in_the_text(page):
+    named = {name for of, several in CALLED if of == page for name in several}
+    assert set(exported(page, RESULTS)["effects"]) == named | {"where"}
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in CALLED}))
+def test_effects_were_measured_where_their_page_was(page):
+    facts = json.loads((RESULTS / page / "cifar100-laptop" / "result.json").read_text())["facts"]
+    where = {name: facts[name] for name in ("dataset", "profile")}
+    told = dict(exported(page, RESULTS)["effects"]["where"])
+    assert told.pop("model") in facts["model"]  # one of its networks, or all of them
+    assert told == where | {"photographs": facts["images"]}
+
+
+# page, its effect and what of it, and in which table it is the mean of which setting minus which
+CHANGES = [
+    ("switches", ["4 restarts", "psnr"], "attacks", "setting", "4 restarts", "base"),
+    ("switches", ["32 pixels", "psnr"], "attacks", "setting", "32 pixels", "28 pixels"),
+    (
+        "ext4_hidden_details",
+        ["crop and flip of the attacked", "psnr"],
+        "attacks",
+        "setting",
+        "crop and flip",
+        "plain victim",
+    ),
+    (
+        "ext4_hidden_details",
+        ["halved loss in the attack", "squared distance"],
+        "attacks",
+        "setting",
+        "l2, factor 0.5",
+        "l2",
+    ),
+    (
+        "claim2_generality",
+        ["sgd-cosine-fixed"],
+        "attacks",
+        "attack",
+        "sgd-cosine-fixed",
+        "sgd-cosine",
+    ),
+    (
+        "claim1_defenses",
+        ["on the shared gradient", "prune:0.7"],
+        "attacks",
+        "defense",
+        "prune:0.7",
+        "none",
+    ),
+    ("ext3_which_images_leak", ["other weights"], "others", "setting", "other weights", "lenet"),
+]
+
+
+@pytest.mark.parametrize(("page", "path", "table", "by", "after", "before"), CHANGES)
+def test_a_change_is_that_of_the_second_setting_in_the_stored_tables(
+    page, path, table, by, after, before
+):
+    known = exported(page, RESULTS)["effects"]
+    for name in path:
+        known = known[name]
+    rows = pd.read_csv(table_file(RESULTS / page / "cifar100-laptop", table))
+    if by == "attack":  # without a policy
+        rows = rows[rows["policy"] == "none"]
+    means = rows.groupby(by)["psnr"].mean()
+    assert known["mean"] == pytest.approx(means[after] - means[before], abs=1e-3)
+    assert known["low"] < known["mean"] < known["high"]

@@ -20,7 +20,7 @@ from atsbook.texts.advice import advice
 from atsbook.texts.answers import claims
 from atsbook.texts.audits import insert_audits
 from atsbook.texts.coverage import coverage_page
-from atsbook.texts.effects import insert_effects
+from atsbook.texts.deviations import deviations
 from atsbook.texts.history import history
 from atsbook.texts.one_cell import insert_one_cell
 from atsbook.texts.speed import cost_line, speed_table, steps_table
@@ -131,7 +131,7 @@ def failure_of(partial: Path) -> str | None:
 
 def publish_answers(root: Path, evidence: Path | None = None) -> None:
     """Rewrite what is made from results/: README and the book's first page, speed, coverage,
-    measured deviations.
+    deviations with what was measured of them.
 
     Args:
         evidence: where the archive is; by default in results/.
@@ -156,10 +156,10 @@ def publish_answers(root: Path, evidence: Path | None = None) -> None:
         book / "honest.md": history(results, evidence),
         book / "coverage.md": coverage_page(coverage(results)),
         book / "audit.md": audit_page(results),
+        book / "deviations.md": deviations(results),
     }
     for file, text in made.items():
         file.write_text(text, encoding="utf-8")
-    insert_effects(root / "book" / "deviations.md", root / "results")
     insert_audits(book / "audit_your_own.md", results)
     insert_one_cell(book / "method.md", evidence or results)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jinja2
 
+from atsbook.prose import FILTERS
 from atsbook.texts.first_screen import (
     MISSING,
     WIDE,
@@ -19,11 +20,14 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def rendered(template: str, **values: object) -> str:
-    """A template of this folder with these values; one that it names and is not among them is an error."""
+    """A template of this folder with these values, and the filters of a page's text (`prose`); a value
+    that it names and is not there is an error.
+    """
     place = jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8")
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     # Markdown, not HTML: nothing is escaped
     texts = jinja2.Environment(loader=place, undefined=jinja2.StrictUndefined, **options)
+    texts.filters |= FILTERS
     return texts.get_template(template).render(values, claim=claim)
 
 
