@@ -1,8 +1,8 @@
-"""The top of a page: the answer, its picture with the numbers behind it, and one table, made from
-the cells below it.
+"""The top of a page: its picture with the numbers behind it, and one table, made from the cells below
+it; and what its text says in numbers (`prose`).
 
-A page's first cell pastes these by the names `answer`, `picture`, `data` and `numbers` (MyST-NB's
-glue); later cells paste further texts.
+A page's first cell pastes these by the names `picture`, `data` and `numbers` (MyST-NB's glue); later
+cells paste further texts.
 """
 
 import base64
@@ -38,7 +38,6 @@ from atslib.files import project_root, write_atomically
 # The variable with the folder into which a run of the whole book writes each page's tables
 WRITTEN = "ATS_RESULTS"
 NETWORKS = {"lenet": "LeNet", "convnet": "ConvNet", "resnet20": "ResNet20"}
-TOY = "**A toy run on drawn images: it shows that the page works, and proves nothing.** "
 
 
 def title(network: str) -> str:
@@ -87,36 +86,31 @@ def glue(name: str, value: object) -> None:
 
 
 def on_top(
-    about: Study | Result,
-    answer: str | None,
+    result: Result,
     picture: Figure | HTML,
     data: HTML,
     numbers: pd.DataFrame,
     **texts: str,
 ) -> None:
-    """Paste the picture with its data, the table and further texts into the page, and show them.
+    """Paste the picture with its data, the table, when the rule was made and further texts into the page,
+    and show them.
 
-    JupyterLab does not paste, so there they stand below the last cell.
+    JupyterLab does not paste, so there they stand below the last cell, with the page's answer.
 
     Args:
-        about: whose data set it is.
-        answer: Markdown; None where it stands in the page's text.
+        result: of the page, as `write_results` gave it.
         picture: a figure is shown as SVG.
         texts: Markdown by the name under which a cell pastes it, such as `provenance`.
     """
-    toy = TOY if is_drawn(about.dataset) else ""
     if isinstance(picture, Figure):
         picture = HTML(as_svg(picture))
+    texts |= {"dates": told(result.page, project_root() / "results")}
     shown = {"picture": picture, "data": data, "numbers": numbers}
-    if answer is not None:
-        shown = {"answer": Markdown(toy + answer), **shown}
-    elif isinstance(about, Result):  # in a book it stands in the page's text
-        display(Markdown(_answer(about)))
     shown |= {name: Markdown(text) for name, text in texts.items()}
     with pd.option_context("display.max_colwidth", None):  # pandas cuts long words off
         for name, value in shown.items():
             glue(name, value)
-        display(*shown.values())
+        display(Markdown(_answer(result)), *shown.values())
 
 
 def _answer(result: Result) -> str:
@@ -160,12 +154,12 @@ def write_results(
         said = {sentence: bool(holds) for sentence, holds in claims.items()}
         # nan, which the messages of Jupyter do not have, as null
         plain = json.loads(files.get(NUMBERS, "{}"), parse_constant=lambda name: None)
-        told = {
+        output = {
             "numbers": plain,
             "claims": said,
             "toy": is_drawn(study.dataset),
         }
-        display({EXPORTED: told}, raw=True)
+        display({EXPORTED: output}, raw=True)
     result = Result(page, tables, facts, verdict, files)
     if os.environ.get(WRITTEN):
         folder, _ = write_changed(result, Path(os.environ[WRITTEN]))
@@ -188,11 +182,6 @@ def as_change(change: Change) -> dict[str, float]:
 def exported(page: str) -> dict:
     """The numbers of another page that ship, on CIFAR-100 where it was run on that; empty where it has none."""
     return newest.exported(page, project_root() / "results")
-
-
-def rule_dates(page: str) -> str:
-    """When the page's rule was written and changed, and its evidence made, in a sentence or two."""
-    return told(page, project_root() / "results")
 
 
 def made(
