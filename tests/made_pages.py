@@ -23,7 +23,7 @@ runs = {{
     for policy in {policies}
 }}
 attacks = study.table(runs, ["policy"])
-verdict = Verdict("cannot tell", "two images are few", "{rule}")
+verdict = Verdict("cannot tell", "two images are few", "{here}")
 shape = {{"model": "lenet", "epochs": 0, "images": 2, "steps": 4, "fraction": 1.0}}
 facts = study.facts(runs, **shape)
 result = write_results(study, "{name}", {{"attacks": attacks}}, verdict, facts)
@@ -31,11 +31,11 @@ HTML(result.verdict.status)
 """
 
 
-def write_page(root, name, policies=("", "3-1-7"), rule="The rule."):
+def write_page(root, name, policies=("", "3-1-7"), here="few"):
     """Write the notebook of a page into a project; its file."""
     parameters = 'profile: str = "smoke"\ndataset: str = None'
     cells = [nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}, id="first")]
-    text = PAGE.format(name=name, policies=repr(policies), rule=rule)
+    text = PAGE.format(name=name, policies=repr(policies), here=here)
     cells.append(nbformat.v4.new_code_cell(text, id="second"))
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})

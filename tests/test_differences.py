@@ -221,10 +221,10 @@ def test_a_page_that_its_code_still_makes_passes_and_nothing_is_written(publishe
 
 @pytest.mark.notebook
 @pytest.mark.jupyter
-def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_names_both(
+def test_a_verdict_or_a_table_that_has_changed_since_a_page_was_made_fails_and_names_both(
     published, store, capsys
 ):
-    write_page(published, "steps", rule="Another rule.")
+    write_page(published, "steps", here="many")
     (file,) = published.glob("results/steps/*/attacks.csv.gz")
     table = pd.read_csv(file)
     table.loc[1, "psnr"] += 1
@@ -234,7 +234,7 @@ def test_a_rule_or_a_table_that_has_changed_since_a_page_was_made_fails_and_name
     assert len(faults) == 3
     page, *results = sorted(faults, key=lambda fault: "cell" not in fault)
     assert page.startswith("steps, cell 2: committed “")
-    assert "Another rule." in page.split("made now")[1]
+    assert "many" in page.split("made now")[1]
     table, verdict = sorted(results)
     assert table.startswith("steps, attacks.csv.gz: row 2, psnr: ")
     assert verdict.startswith("steps, result.json: committed “")
@@ -265,7 +265,7 @@ def test_a_page_names_the_tables_that_are_kept(tmp_path, monkeypatch):
 
     def result(psnr):
         tables = {"attacks": pd.DataFrame({"psnr": [psnr]})}
-        return Result("steps", tables, facts, Verdict("partly", "", "", ""), {})
+        return Result("steps", tables, facts, Verdict("partly", ""), {})
 
     kept, again = result(12.5), result(12.5 * (1 + 1e-5))
     kept.write(tmp_path)

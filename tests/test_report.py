@@ -145,10 +145,10 @@ def test_diverged_undefended_attacks_lead_by_nothing():
 
 
 def test_a_guarded_verdict_says_why_it_cannot_tell_and_keeps_what_was_measured():
-    verdict = Verdict("reproduced", "because", "the rule", "-6.0 dB")
+    verdict = Verdict("reproduced", "because", "-6.0 dB")
     assert cannot_tell(verdict, []) is verdict
-    assert cannot_tell(verdict, ["a", "b"]) == Verdict("cannot tell", "a; b", "the rule", "-6.0 dB")
-    unmeasured = Verdict("not measured", "because", "the rule")
+    assert cannot_tell(verdict, ["a", "b"]) == Verdict("cannot tell", "a; b", "-6.0 dB")
+    unmeasured = Verdict("not measured", "because")
     assert cannot_tell(unmeasured, ["a"]) is unmeasured
 
 
@@ -177,9 +177,7 @@ FACTS = (
 ATTACKS = pd.DataFrame(
     {"policy": ["none"] * 3 + ["a"] * 3, "image": [0, 1, 2] * 2, "psnr": [12.0, 18, 15, 9, 15, 12]}
 )
-FOUND = Verdict(
-    "reproduced", "it holds", "if it holds", "-6.0 dB [-6.0, -6.0]", "accuracy 70.0 → 68.0 %"
-)
+FOUND = Verdict("reproduced", "it holds", "-6.0 dB [-6.0, -6.0]")
 
 
 def result(page="claim1_privacy", verdict=None, tables=None, **facts):
@@ -214,7 +212,7 @@ def test_the_digest_is_that_of_the_stored_tables_and_of_nothing_else(tmp_path):
     made = result()
     assert stored_digest(made.write(tmp_path)) == made.digest
     assert len(made.digest) == 12
-    assert result(made="2030-01-01", verdict=Verdict("partly", "", "")).digest == made.digest
+    assert result(made="2030-01-01", verdict=Verdict("partly", "")).digest == made.digest
     changed = {name: table.copy() for name, table in made.tables.items()}
     changed["attacks"].loc[3, "psnr"] += 0.01
     assert result(tables=changed).digest != made.digest
@@ -261,7 +259,7 @@ def test_a_measured_claim_is_linked_with_its_scale(tmp_path):
 
 def test_the_full_profile_goes_before_laptop_and_its_verdict_has_no_scale(tmp_path):
     result(dataset="aaa").write(tmp_path)
-    result(profile="full", verdict=Verdict("not reproduced", "", ""), model="resnet20-4").write(
+    result(profile="full", verdict=Verdict("not reproduced", ""), model="resnet20-4").write(
         tmp_path
     )
     row = rows(claims(tmp_path))[0]

@@ -27,16 +27,13 @@ class Verdict:
 
     Attributes:
         status: one of `STATUSES`.
-        reason, rule: why, and by which rule.
-        here: the numbers in a few words, for the answer table.
-        trained: what holds on trained networks, where `here` is about untrained ones.
+        reason: why, by the rule that the page states.
+        here: the numbers in a few words, for the table of claims.
     """
 
     status: str
     reason: str
-    rule: str
     here: str = ""
-    trained: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
