@@ -30,7 +30,7 @@ from atsbook.findings.result import (
 )
 from atsbook.findings.rules import told
 from atsbook.findings.statistics import Change
-from atsbook.prose import EXPORTED, filled
+from atsbook.prose import EXPORTED, answer, filled
 from atsbook.runs.study import Handle, Study
 from atslib.data.load import is_drawn
 from atslib.files import project_root, write_atomically
@@ -121,8 +121,7 @@ def _answer(result: Result) -> str:
     if not file.exists():
         return ""
     top = "".join(json.loads(file.read_text())["cells"][0]["source"])
-    text = top.partition("\n")[2].partition("<!-- glue:")[0]
-    return filled(text, json.loads(result.files[NUMBERS]), ships=False)
+    return filled(answer(top), json.loads(result.files[NUMBERS]), ships=False)
 
 
 def write_results(
@@ -151,12 +150,10 @@ def write_results(
         plain = json.dumps(numbers, indent=1, default=lambda number: number.item())
         files[NUMBERS] = f"{plain}\n".encode()
     if claims is not None:
-        said = {sentence: bool(holds) for sentence, holds in claims.items()}
-        # nan, which the messages of Jupyter do not have, as null
-        plain = json.loads(files.get(NUMBERS, "{}"), parse_constant=lambda name: None)
         output = {
-            "numbers": plain,
-            "claims": said,
+            # nan, which the messages of Jupyter do not have, as null
+            "numbers": json.loads(files.get(NUMBERS, "{}"), parse_constant=lambda name: None),
+            "claims": {sentence: bool(holds) for sentence, holds in claims.items()},
             "toy": is_drawn(study.dataset),
         }
         display({EXPORTED: output}, raw=True)

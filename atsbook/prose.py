@@ -65,8 +65,8 @@ def in_words(number: int) -> str:
 
 
 def _written(number: float, form: str) -> str:
-    if number is None or not math.isfinite(number):
-        return MISSING
+    if not math.isfinite(number):  # None is a TypeError by itself
+        raise TypeError(f"{number} is not finite")
     text = format(number, form)
     return f"−{text[1:]}" if text.startswith("-") else text
 
@@ -77,16 +77,15 @@ class _Absent(jinja2.ChainableUndefined):
     def __str__(self) -> str:
         return MISSING
 
-    def __format__(self, form: str) -> str:
-        return MISSING
-
 
 def _or_missing(write: Callable[..., str]) -> Callable[..., str]:
-    """A filter that leaves a number which is not there a dash."""
+    """A filter that writes a dash for a number which is not there or not finite."""
 
     def written(value: object, *how: int) -> str:
-        absent = isinstance(value, _Absent) or value is None or value == {}
-        return MISSING if absent else write(value, *how)
+        try:
+            return write(value, *how)
+        except (TypeError, KeyError, jinja2.UndefinedError):
+            return MISSING
 
     return written
 
@@ -107,20 +106,26 @@ def filled(text: str, numbers: Mapping[str, object], *, ships: bool) -> str:
     """Markdown with numbers in the places that it names.
 
     Args:
-        ships: whether a number that is named and not there is an error; else a dash stands for it.
+        ships: whether a number that is named and not there, or not finite, is an error; else a dash
+            stands for it.
     Raises:
-        AtsError: a number that is not there, or no filter of that name.
+        AtsError: such a number, or no filter of that name.
     """
     kind = jinja2.StrictUndefined if ships else _Absent
     texts = jinja2.Environment(undefined=kind, keep_trailing_newline=True)
     texts.filters = FILTERS if ships else {name: _or_missing(f) for name, f in FILTERS.items()}
     try:
         return texts.from_string(text).render(numbers)
-    except (jinja2.TemplateError, TypeError) as error:
+    except (jinja2.TemplateError, TypeError, KeyError) as error:
         start = " ".join(text.split())[:60]
         raise AtsError(
             f"the text {start!r}…: {error}; its page exports {', '.join(numbers)}"
         ) from None
+
+
+def answer(top: str) -> str:
+    """Of a page's first cell the text between its title and what is pasted: the answer."""
+    return top.partition("\n")[2].partition("<!-- glue:")[0].strip()
 
 
 def exported(notebook: Mapping) -> dict | None:

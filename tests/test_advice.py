@@ -55,10 +55,8 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
         "server, last round": shares(0.97, 0.96, photographs=30) | {"rounds": 300},
     }
     exports(tmp_path, "ext9_collaborative", {"found": federation}, dataset="cifar10")
-    changes = [("batch of", 2, 1.0), ("batch of", 32, 0.75), ("prune", 0.99, 0.5)]
-    names = ("change", "strength", "named")
-    changes = [dict(zip(names, each, strict=True)) for each in changes]
-    exports(tmp_path, "line_up", {"found": {}, "changes": changes})
+    named = {"batch of": {"2": 1.0, "32": 0.75}, "prune": {"0.99": 0.5}}
+    exports(tmp_path, "line_up", {"found": {}, "named": named})
     exports(tmp_path, "claim4_efficiency", {"time": {"hybrid": 0.0066}})
     by_the_rule = {"none": 150, "hybrid": 45, "attacks": 300}
     hits = {"none": 300, "hybrid": 285, "attacks": 300}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atsbook import prose
 from atsbook.texts.first_screen import numbers
 from atslib.files import project_root
 
@@ -17,13 +18,12 @@ PAGES = sorted((ROOT / "book" / "results").glob("*.ipynb"))
 def on_top(page: Path) -> dict[str, str]:
     """The top of an executed page: its answer in Markdown and its picture in HTML."""
     cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
-    text = "".join(cells[0]["source"]).partition("\n")[2].partition("<!-- glue:")[0]
-    found = {"answer": text.strip()}
+    found = {"answer": prose.answer("".join(cells[0]["source"]))}
     for cell in cells:
         for output in cell.get("outputs", ()):
             name = output.get("metadata", {}).get("scrapbook", {}).get("name")
             for kind, text in output.get("data", {}).items():
-                if (name, kind.rpartition("/")[2]) in (("answer", "markdown"), ("picture", "html")):
+                if name == "picture" and kind.endswith("/html"):
                     found[name] = "".join(text)
     return found
 

@@ -51,12 +51,15 @@ def test_bench_prints_a_json_line_keeps_it_and_the_book_shows_it(tmp_path, capsy
 def test_fewer_gradients_give_the_same_answer_within_a_margin(tmp_path, low, high, same):
     kept = tmp_path / "speed.jsonl"
     row = {"benchmark": "steps", "model": "lenet", "attack": "A", "against": "B", "photographs": 9}
+    row |= {"device": "cpu", "processor": "P", "features": "AVX2", "threads": 1}
     row |= {"gradients": 0.5, "time": 0.5, "time_low": 0.4, "time_high": 0.6}
     row |= {"bits_before": 6.0, "bits": 5.9, "change": (low + high) / 2, "low": low, "high": high}
     step = {"benchmark": "attack", "model": "lenet", "members": 8, "device": "cpu", "threads": 1}
     step |= {"engine_ms": 4, "loop_ms": 9, "ratio": 2.25, "convolution_share": 0.5}
     kept.write_text("".join(json.dumps(line) + "\n" for line in (step, row)))
-    assert speed_table(kept).splitlines()[-1].endswith(f"| 9 | {same} |")
+    table = speed_table(kept)
+    assert "three draws; P (AVX2), 1 thread. *The same*" in table
+    assert table.splitlines()[-1].endswith(f"| 9 | {same} |")
 
 
 def test_memory_is_what_a_call_adds_to_it_and_no_earlier_peak():

@@ -2,7 +2,6 @@
 rule on made-up numbers.
 """
 
-import ast
 import math
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import spearmanr
+from test_pilots import defined
 
 from atsbook.findings import statistics
 from atsbook.findings.statistics import bootstrap, pearson, upper_bound
@@ -25,7 +25,7 @@ NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "ext3_which_images_leak.ipy
 CELLS = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
 
 
-def defined():
+def of_page():
     """The functions and constants of the notebook's cells, without what they compute."""
     names = {
         "F": F,
@@ -39,18 +39,10 @@ def defined():
         "torch": torch,
         "upper_bound": upper_bound,
     }
-    wanted = []
-    for cell in CELLS:
-        for node in ast.parse(cell.source).body:
-            constant = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            plain = constant and node.targets[0].id in ("PROPERTIES", "RIDGE", "EPSILON")
-            if plain or isinstance(node, ast.FunctionDef):
-                wanted.append(node)
-    exec(compile(ast.Module(wanted, []), "notebook", "exec"), names)
-    return names
+    return defined(NOTEBOOK.stem, "PROPERTIES", "RIDGE", "EPSILON", **names)
 
 
-PAGE = defined()
+PAGE = of_page()
 
 
 def gains(values, policies=("none", "a")):

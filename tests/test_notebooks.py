@@ -15,6 +15,7 @@ import pytest
 from checks import refused
 
 from atsbook.findings.result import stored_digest
+from atsbook.prose import answer
 from atsbook.report.runner import published as in_book
 from atsbook.runs.study import annotated, check_parameters
 from atslib.files import project_root
@@ -128,11 +129,8 @@ def test_a_page_opens_with_an_answer_a_picture_its_data_and_a_table(path):
     ):
         assert wanted in head
     there = pasted(path)
-    answer = head.partition("\n")[2].partition("<!-- glue:figure")[0]
-    if "<!-- glue:md answer -->" in answer:
-        answer = there["answer"]["markdown"]
-    assert answer.strip()
-    assert "nan" not in answer.split()
+    assert answer(head)
+    assert "nan" not in answer(head).split()
     assert "png" in there["picture"] or there["picture"]["html"].startswith("<svg ")
     assert 'download="' in there["data"]["html"]
     assert "<tr" in there["numbers"]["html"].split("<tbody>")[1]

@@ -35,16 +35,16 @@ def cell(name, words):
     return found
 
 
-def defined(name, *wanted, **known):
-    """What a notebook defines under these names, functions and constants, without what it computes."""
+def defined(name, *constants, **known):
+    """What a notebook defines, its functions and these constants, without what it computes."""
     space = dict(known)
     for each in cells(name):
         for node in ast.parse(each.source).body if each.cell_type == "code" else ():
-            names = {node.name} if isinstance(node, ast.FunctionDef) else set()
+            names = set()
             if isinstance(node, ast.Assign):
                 parts = (part for target in node.targets for part in ast.walk(target))
                 names = {part.id for part in parts if isinstance(part, ast.Name)}
-            if names and names <= set(wanted):
+            if isinstance(node, ast.FunctionDef) or (names and names <= set(constants)):
                 exec(ast.unparse(node), space)
     return space
 

@@ -20,6 +20,8 @@ NUMBERS = {
     "count": 3,
     "small": 2.4e-7,
     "unknown": float("nan"),
+    "nothing": None,
+    "half": {"mean": 1.0, "low": None},
 }
 
 
@@ -37,7 +39,6 @@ NUMBERS = {
         ("{{ photographs | fixed(0) }}", "12,345"),
         ("{{ count | words }} and {{ photographs | words }}", "three and 12,345"),
         ("{{ small | significant }}, {{ small | significant(1) }}", "2.4e-07, 2e-07"),
-        ("{{ unknown | fixed }}, {{ photographs | fixed(0) }}", "–, 12,345"),
         ("no number, and {braces}", "no number, and {braces}"),
     ],
 )
@@ -45,7 +46,16 @@ def test_numbers_are_written_as_the_text_asks(text, written):
     assert prose.filled(text, NUMBERS, ships=True) == written
 
 
-@pytest.mark.parametrize("text", ["{{ absent | percent }}", "{{ found.absent.none | fixed }}"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ absent | percent }}",
+        "{{ found.absent.none | fixed }}",
+        "{{ unknown | fixed }}",
+        "{{ nothing | percent }}",
+        "{{ half | interval }}",
+    ],
+)
 def test_a_number_that_is_not_there_is_an_error_on_a_page_of_the_book_and_a_dash_on_another(text):
     with pytest.raises(AtsError, match="its page exports found, change"):
         prose.filled(text, NUMBERS, ships=True)

@@ -17,6 +17,7 @@ from atsbook.evidence.audit import audit, summaries, write_audit
 from atsbook.evidence.differences import folder_differences, source_differences, text_differences
 from atsbook.findings.result import stored_result
 from atsbook.pool.schedule import say
+from atsbook.prose import SHIPS
 from atsbook.report import notebooks
 from atsbook.report.making import build_book, executing, publish_answers
 from atsbook.report.warm_kernels import warm
@@ -27,7 +28,7 @@ from atslib.errors import AtsError, NotKept, choose
 
 __all__ = ["report", "run", "say"]
 
-BOOK_PROFILE = "laptop"  # of the archive, and of the pages made from it
+BOOK_PROFILE = SHIPS["profile"]  # of the archive, and of the pages made from it
 
 
 def usable(dataset: str, say: Callable[[str], None]) -> str:

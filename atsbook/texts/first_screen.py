@@ -3,7 +3,7 @@ print.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from atsbook.findings.newest import exported
@@ -107,8 +107,8 @@ def numbers(results: Path) -> Numbers:
         if (known := score.get("correlation", {}).get(outcome))
     }
     long = exported("claim2_generality", results)
-    federation = exported("ext9_collaborative", results)
-    in_federation = _pairs(federation.get("found", {}))
+    federation = exported("ext9_collaborative", results).get("found", {})
+    in_federation = _pairs(federation)
     p = found.get(f"trained {WIDE}", {}).get("p", 0)
     time = exported("claim4_efficiency", results)
     return Numbers(
@@ -128,8 +128,8 @@ def numbers(results: Path) -> Numbers:
         score=r,
         as_published=(own["none"], own["hybrid"], own["photographs"]) if own else None,
         gradients=_gradients(line_up.get("found", {})),
-        rounds=federation.get("found", {}).get("server, last round", {}).get("rounds"),
-        batch=_largest_batch(line_up.get("changes", ())),
+        rounds=federation.get("server, last round", {}).get("rounds"),
+        batch=_largest_batch(line_up.get("named", {}).get("batch of", {})),
         time=time.get("time", {}).get("hybrid"),
     )
 
@@ -143,12 +143,9 @@ def _pairs(shares: Mapping[str, Mapping]) -> dict[str, tuple[float, float]]:
     }
 
 
-def _largest_batch(changes: Iterable[Mapping]) -> tuple[int, float] | None:
+def _largest_batch(named: Mapping[str, float]) -> tuple[int, float] | None:
     """Of the batches that the line-up compared the largest, and the share that was recognized in it."""
-    sizes = {
-        int(each["strength"]): each["named"] for each in changes if each["change"] == "batch of"
-    }
-    return max(sizes.items()) if sizes else None
+    return max((int(size), share) for size, share in named.items()) if named else None
 
 
 def _hits(counted: Mapping[str, int] | None) -> tuple[int, int, int] | None:

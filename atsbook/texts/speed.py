@@ -122,10 +122,11 @@ EQUAL = 0.15  # bits; within these the answer is the same
 
 def _fewer_gradients(runs: pd.DataFrame) -> str:
     """A table of attacks of fewer steps, each beside the one that the pages use."""
+    machines = ", ".join(runs.apply(_machine, axis=1).unique())
     lines = [
-        f"The same answer with fewer gradients: what an attack reveals of a photograph, without a policy, untrained "
-        f"network, three draws. *The same*: the 95 % interval of the paired change, over photographs, lies within "
-        f"±{EQUAL} bits.",
+        "The same answer with fewer gradients: what an attack reveals of a photograph, without a policy, untrained "
+        f"network, three draws; {machines}. *The same*: the 95 % interval of the paired change, over photographs, "
+        f"lies within ±{EQUAL} bits.",
         "",
         "| Network | Attack | Instead of | Gradients | Processor time | Bits | Change | n | The same? |",
         "|---|---|---|---|---|---|---|---|---|",
