@@ -34,7 +34,7 @@ check: .venv/.ready
 # What must hold at every change: linter, oracles and laws, statistics, store, three notebooks at their smallest.
 # One process a core with one thread each; in `test-all` two more, since many of its tests wait for other processes. Where a
 # test has two threads, one that waits for the other takes no processor. Files go in the order of their names: by default
-# those of few tests, which are often the longest, would all come at the end.
+# those of few tests, which are often the longest, would all come at the end. Notebooks, the longest of all, come first.
 CORES = `$(BIN)/python -c "import os; print(os.cpu_count())"`
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($(CORES) + $(MORE))) \
 	$(BIN)/python atsbook/report/warm_kernels.py $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -47,7 +47,7 @@ test: lint
 # of its parameters at another value. The three notebooks that a test executes by itself are not run a second time.
 test-all: MORE = 2
 test-all: lint
-	$(PYTEST) --nbval $(addprefix --ignore=notebooks/,steps.ipynb regimes.ipynb ext4_hidden_details.ipynb) -m "not (alone or hours)"
+	$(PYTEST) notebooks tests --nbval $(addprefix --ignore=notebooks/,steps.ipynb regimes.ipynb ext4_hidden_details.ipynb) -m "not (alone or hours)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "alone and not hours"
 
 lint: .venv/.ready

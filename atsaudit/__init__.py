@@ -70,7 +70,9 @@ def audit(
         defense: of the clients beside the policy, such as "prune:0.7".
         limit: share of images that may be found, such as 0.05; `named_limit` is the same for a
             server that holds the photographs and compares their gradients.
-        budget: seconds into which the audit is planned; a very slow network can exceed them.
+        budget: seconds into which the audit is planned; a very slow network can exceed them. Where a
+            first look shows beyond doubt that the limit is exceeded, it ends with that, unless
+            `thorough=True`.
         folder: where it keeps its state; a killed audit goes on from there.
         class_names: for the report.
         progress: whether to show a bar with the remaining time.

@@ -140,6 +140,11 @@ COMMAND = (
         help="time for all of it, such as 90s, 10m or 2h; default 10m",
     ),
     option(
+        "--thorough",
+        action="store_true",
+        help="take the time also where a few photographs show beyond doubt that the limit is exceeded",
+    ),
+    option(
         "--images",
         type=at_least(2),
         help="attacked in each case; default: as many as the budget allows",

@@ -125,6 +125,7 @@ def settings_of(args: argparse.Namespace) -> dict:
         "pretrained",
         "steps",
         "budget",
+        "thorough",
         "seed",
     )
     settings = {name: getattr(args, name) for name in names}

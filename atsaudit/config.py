@@ -45,6 +45,8 @@ class AuditConfig:
         attacked: how many images in each case; None: as many as the budget allows.
         steps: of each attack; None: as many as the budget allows.
         budget: seconds that the audit may take.
+        thorough: whether it takes them where a first look at few photographs shows beyond doubt that
+            more is found than the limit, too.
         seed: of all draws.
     """
 
@@ -64,6 +66,7 @@ class AuditConfig:
     attacked: int | None = None
     steps: int | None = None
     budget: float = 600.0
+    thorough: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

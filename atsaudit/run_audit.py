@@ -214,6 +214,11 @@ def audited(
             "--local-steps."
         )
     notes += work.cut
+    if work.looked:
+        notes.append(
+            f"The first {plan.images} photographs of each case show beyond doubt that the limit is exceeded, so the audit "
+            "ended with them; --thorough (thorough=True) takes the budget, for narrower intervals and stronger attacks."
+        )
     faint = work.faint()
     if faint:
         notes.append(
@@ -252,7 +257,7 @@ def audited(
         repeat=repeat or _call(config, loss),
         faint=faint,
         mistaken=tuple(filter(None, (*contradictions, *mistaken))),
-        line_ups=work.line_ups(END),
+        line_ups=work.line_ups(SHARE if work.looked else END),
     )
 
 

@@ -38,6 +38,7 @@ from atslib.errors import AtsError
 from atslib.files import write_atomically
 from atslib.gradients.inputs import check_network, first_parameter
 from atslib.measures.batches import label_share
+from atslib.measures.intervals import lower_bound, needed
 from atslib.models import copied, shared_parameters
 from atslib.rng import rng
 
@@ -62,6 +63,10 @@ SIZES = (
     (8, 60, LEAST_TUNED, 1),
     (8, 40, LEAST_TUNED, 1),
 )
+# A first look: images and steps, by the likeliest attack without a choice. Where that exceeds a limit
+# beyond doubt, at a level that leaves the second look its own, the audit ends with it.
+LOOK = (8, 60, LEAST_TUNED, 1)
+SURE = 0.999
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
 # After a share of the budget, and of what is left for a case, it is asked whether there is time
@@ -200,6 +205,8 @@ class Work:
         self.rounds: dict[str, list[nn.Module]] = {}
         self.lined_up: dict[Case, LinedUp] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
+        self.speeds: dict[str, float] | None = None
+        self.looked = False  # whether a first look decided
         self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
@@ -207,7 +214,63 @@ class Work:
         """Plan, tune and attack; what was planned, among what images are found, the results, and
         what was left out.
         """
+        if (seen := self._first_look()) is not None:
+            return seen
         self.plan = self._planned()
+        return self._carried_out()
+
+    def _first_look(self) -> tuple[Plan, Pool, list[Attacked], list[Case]] | None:
+        """What `run` gives, of few photographs, where these exceed a limit beyond doubt; None where
+        they do not, or would cost those that are needed to keep it.
+        """
+        config = self.config
+        if config.thorough or config.limit is None or config.attacked or config.steps:
+            return None
+        if (
+            self._stored_plan() is not None or self._has_closed_form()
+        ):  # looked before; nothing saved
+            return None
+        speeds = self._speeds()
+        look = self._sized(*LOOK, speeds)
+        plan = self._fitting(speeds)
+        after = self._fitting(speeds, look.seconds)
+        if after.images < min(plan.images, needed(config.limit)) or look.images >= plan.images:
+            return None
+        self.plan = look
+        seen = self._carried_out()
+        if self._is_exceeded(seen[2]):
+            self.looked = True
+            return seen
+        self.tuned.clear()
+        self.cut.clear()
+        self.slower = 1.0
+        return None
+
+    def _has_closed_form(self) -> bool:
+        """Whether some case may be attacked in closed form, which takes no time."""
+        for case in self._groups():
+            seen = self._seen(case, self.held[: case.images], "speed").view
+            if set(CLOSED).intersection(candidates(seen, case, 1)):
+                return True
+        return False
+
+    def _is_exceeded(self, results: list[Attacked]) -> bool:
+        """Whether a limit is exceeded beyond doubt, though there could be a second look at what is
+        found; line-ups are looked at once.
+        """
+        found = (each.outcome.found.tolist() for each in results if each.case.counts)
+        named = (each.named for case, each in self.lined_up.items() if case.counts and each.named)
+        return any(
+            limit is not None and lower_bound(sum(hits), len(hits), level=level) > limit
+            for each, limit, level in (
+                (found, self.config.limit, SURE),
+                (named, self.config.named_limit, 0.95),
+            )
+            for hits in each
+        )
+
+    def _carried_out(self) -> tuple[Plan, Pool, list[Attacked], list[Case]]:
+        """All cases by the plan, as far as there is time."""
         chosen = self.free[: self.plan.images]
         attacked = torch.cat([chosen, *(rows for _, rows in self.recorded.values())])
         self.pool = Pool.of(self.pixels, self.labels, attacked, self.first)
@@ -358,25 +421,39 @@ class Work:
 
     def _planned(self) -> Plan:
         """The stored plan of this very audit, or a new one."""
-        file = self.folder and self.folder / "plan.json"
-        if file and file.exists():
-            stored = json.loads(file.read_text(encoding="utf-8"))
-            if stored.pop("run", None) == self.name:
-                return Plan(**stored)
-            warnings.warn(
-                f"{self.folder} holds the state of another audit, which is begun anew", stacklevel=2
-            )
-        per_step = {str(case.group): self._measured(case) for case in self._groups()}
-        plan = self._fitting(per_step)
-        if plan != self._at_size(SIZES[0], per_step):
-            # Less than all fits: once more, since at one moment or the other the machine is busy.
-            for case in self._groups():
-                self._measure_again(case, per_step)
-            plan = self._fitting(per_step)
-        if file:
+        if (stored := self._stored_plan()) is not None:
+            return stored
+        plan = self._fitting(self._speeds())
+        if self.folder:
             text = json.dumps({"run": self.name} | dataclasses.asdict(plan), indent=1)
+            file = self.folder / "plan.json"
             write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
         return plan
+
+    def _stored_plan(self) -> Plan | None:
+        """The plan that was made of this very audit before; None where there is none."""
+        file = self.folder and self.folder / "plan.json"
+        if not (file and file.exists()):
+            return None
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored.pop("run", None) == self.name:
+            return Plan(**stored)
+        warnings.warn(
+            f"{self.folder} holds the state of another audit, which is begun anew", stacklevel=2
+        )
+        file.unlink()
+        return None
+
+    def _speeds(self) -> dict[str, float]:
+        """Seconds for one image and step, by group; measured once."""
+        if self.speeds is None:
+            speeds = {str(case.group): self._measured(case) for case in self._groups()}
+            if self._fitting(speeds) != self._at_size(SIZES[0], speeds):
+                # Less than all fits: once more, since at one moment or the other the machine is busy.
+                for case in self._groups():
+                    self._measure_again(case, speeds)
+            self.speeds = speeds
+        return self.speeds
 
     def _groups(self) -> list[Case]:
         """One case of each group, without a defense."""
@@ -418,9 +495,11 @@ class Work:
         reconstruct(seen, attack, rng=0)
         return self.clock() - began
 
-    def _fitting(self, per_step: dict[str, float]) -> Plan:
+    def _fitting(self, per_step: dict[str, float], taken: float = 0.0) -> Plan:
+        """The largest plan that fits when so many seconds more are gone."""
         # Measuring has taken time, as has the first run of a network.
-        left = max(0.0, min(RESERVE, END - self._spent())) * self.config.budget
+        spent = self._spent() + taken / self.config.budget
+        left = max(0.0, min(RESERVE, END - spent)) * self.config.budget
         for size in SIZES:
             plan = self._at_size(size, per_step)
             if plan.fits(left):
@@ -536,7 +615,8 @@ class Work:
 
     def _tuned(self, case: Case, name: object) -> tuple[str, dict[str, float]]:
         """The attack that tells most bits of the held-out images, and the bits of each."""
-        file = self.folder and self.folder / f"tuned-{fingerprint(name)}.json"
+        sizes = self.plan.tuned_on, self.plan.tuning_steps, self.plan.compared
+        file = self.folder and self.folder / f"tuned-{fingerprint(name, sizes)}.json"
         if file and file.exists():
             stored = json.loads(file.read_text(encoding="utf-8"))
             if stored["run"] == self.name:
@@ -584,7 +664,9 @@ class Work:
 
     def _file(self, case: Case) -> Path:
         """Where the result of a case is kept."""
-        return self.folder / f"case-{fingerprint(case)}.safetensors"
+        return (
+            self.folder / f"case-{fingerprint(case, self.plan.images, self.plan.steps)}.safetensors"
+        )
 
     def _attacked(
         self, case: Case, rows: Tensor, name: str, tried: dict[str, float], until: float

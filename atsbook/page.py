@@ -89,7 +89,7 @@ def on_top(
     result: Result,
     picture: Figure | HTML,
     data: HTML,
-    numbers: pd.DataFrame,
+    numbers: pd.DataFrame | None = None,
     **texts: str,
 ) -> None:
     """Paste the picture with its data, the table, when the rule was made and further texts into the page,
@@ -100,12 +100,14 @@ def on_top(
     Args:
         result: of the page, as `write_results` gave it.
         picture: a figure is shown as SVG.
+        numbers: the table below it; None where the page's text has one.
         texts: Markdown by the name under which a cell pastes it, such as `provenance`.
     """
     if isinstance(picture, Figure):
         picture = HTML(as_svg(picture))
     texts |= {"dates": told(result.page, project_root() / "results")}
-    shown = {"picture": picture, "data": data, "numbers": numbers}
+    shown = {"picture": picture, "data": data}
+    shown |= {} if numbers is None else {"numbers": numbers}
     shown |= {name: Markdown(text) for name, text in texts.items()}
     with pd.option_context("display.max_colwidth", None):  # pandas cuts long words off
         for name, value in shown.items():

@@ -77,7 +77,7 @@ def audited(name: str, photos: Path, weights: Path, folder: Path) -> dict:
     """The report of one audit, and how many seconds the command took."""
     options = shlex.split(AUDITS[name].format(weights=weights))
     command = [sys.executable, "-m", "atsaudit", *options, "--data", str(photos)]
-    command += ["--limit", "found<=5%", "--out", str(folder)]
+    command += ["--limit", "found<=5%", "--thorough", "--out", str(folder)]
     began = time.monotonic()
     ended = subprocess.run(command, capture_output=True, text=True)
     seconds = time.monotonic() - began

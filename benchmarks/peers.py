@@ -1,5 +1,5 @@
-"""An attack's iteration beside that of breaching, by its own code: milliseconds of processor time an
-image, on one thread.
+"""An attack beside breaching's, by its own code, on one thread: an iteration in milliseconds of
+processor time an image, and with `--answers` what both make of the same photographs, and in how long.
 
 `pip install --no-deps breaching hydra-core omegaconf antlr4-python3-runtime==4.9.3`, best into an
 environment of its own, then `python benchmarks/peers.py --out results/speed.jsonl`. Both attack the
@@ -16,20 +16,39 @@ import sys
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from atsbook import bench
+from atslib import (
+    ATTACKS,
+    build_model,
+    found,
+    load,
+    match,
+    observe,
+    own_class,
+    parse_policy,
+    psnr,
+    reconstruct,
+    rng,
+)
 from atslib.attacks.matching import GradientMatching
 from atslib.attacks.objective import Objective
 from atslib.attacks.optimizers import Adam
-from atslib.clients.observe import observe
 from atslib.gradients.cpu import keep_memory
 from atslib.models import normalization_layer
 
+# What is compared by its answer: our preset, and iterations of breaching's; its default is 24,000.
+ANSWERS = {
+    "lenet": ("fast-lenet", (800, 4_800, 24_000)),
+    "resnet20-1": ("fast-resnet", (600, 2_400)),
+    "convnet-16": ("annealed-convnet", (550, 1_200)),
+}
+PHOTOGRAPHS = range(200, 208)  # of CIFAR-100's test images, on which attacks are chosen
 # (network, images attacked at once)
 SIZES = (
     ("lenet", 16),
@@ -117,6 +136,45 @@ def compare(name: str, members: int, repeats: int = 5) -> dict:
     }
 
 
+def answers(name: str) -> Iterator[dict]:
+    """What each makes of the photographs' gradients: PSNR, how many are found among 100 of their class,
+    and seconds of processor time an image.
+    """
+    preset, iterations = ANSWERS[name]
+    test = load("cifar100", "test")
+    rows = list(PHOTOGRAPHS)
+    photographs, labels = test.pixels[rows] / 255, test.labels[rows]
+    model = build_model(name, test.num_classes, norm="cifar100", rng=rng(0))
+    candidates, own = own_class(test.labels, rows, photographs=test.pixels)
+    normalize = normalization_layer(model)
+
+    def row(who: str, steps: int, seconds: float, images: Tensor) -> dict:
+        alike = match(images, test.pixels, candidates, parse_policy(""), crop_flip=False)
+        return bench.described("answers", torch.device("cpu"), name, len(rows)) | {
+            "by": who,
+            "steps": steps,
+            "seconds": round(seconds / len(rows), 3),
+            "psnr": round(float(psnr(images, photographs).mean()), 2),
+            "found": int(found(alike, own).sum()),
+        }
+
+    seen = observe(model, photographs, labels)
+    began = time.process_time()
+    images = reconstruct(seen, preset, rng=1).images
+    yield row(preset, ATTACKS[preset].steps, time.process_time() - began, images)
+    for steps in iterations:
+        torch.manual_seed(1)
+        runs = [
+            breaching_attack(model, photographs[[place]], labels[[place]], steps)
+            for place in range(len(rows))
+        ]
+        began = time.process_time()
+        made = [run()[0]["data"] for run in runs]
+        seconds = time.process_time() - began
+        images = normalize.inverse(torch.cat(made).detach()).clamp(0, 1)
+        yield row("breaching", steps, seconds, images)
+
+
 def _spent(call: Callable[[], object]) -> float:
     started = time.process_time()
     call()
@@ -128,12 +186,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model")
     parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--answers", action="store_true", help="compare what they make, hours")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    for name, members in [(args.model, args.members)] if args.model else SIZES:
-        print(line := json.dumps(compare(name, members)), flush=True)
+    if args.answers:
+        names = [args.model] if args.model else ANSWERS
+        rows = (row for name in names for row in answers(name))
+    else:
+        sizes = [(args.model, args.members)] if args.model else SIZES
+        rows = (compare(name, members) for name, members in sizes)
+    for row in rows:
+        print(line := json.dumps(row), flush=True)
         if args.out:
             with args.out.open("a") as file:
                 file.write(f"{line}\n")

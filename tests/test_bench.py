@@ -97,6 +97,26 @@ def test_the_table_names_the_machine_and_has_the_peers_below(tmp_path):
     assert "| P (AVX512, bf16), 1 thread | lenet | 8 | 4.0 | 10.0 | 2.5 (n = 1) |" in peers
 
 
+def test_the_table_has_what_both_make_of_the_same_photographs(tmp_path):
+    kept = tmp_path / "speed.jsonl"
+    known = {
+        "benchmark": "answers",
+        "device": "cpu",
+        "processor": "P",
+        "features": "AVX2",
+        "threads": 1,
+    }
+    ours = {"by": "fast-lenet", "steps": 75, "seconds": 0.1, "psnr": 17.6, "found": 8, "members": 8}
+    theirs = {"by": "breaching", "steps": 24_000, "seconds": 90.0, "psnr": 18.04, "found": 7}
+    rows = [known | {"model": "lenet"} | ours | more for more in ({}, theirs)]
+    loop = {"benchmark": "attack", "engine_ms": 4, "loop_ms": 9, "ratio": 2.25}
+    rows.insert(0, rows[0] | loop | {"convolution_share": 0.5, "engine_mb": 1200, "loop_mb": 30})
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = speed_table(kept).strip().splitlines()[-2:]
+    assert lines[0] == "| lenet | fast-lenet | 75 | 0.10 | 1 | 17.6 | 8 of 8 |"
+    assert lines[1] == "| lenet | breaching | 24,000 | 90.00 | 900 | 18.0 | 7 of 8 |"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenet_v3_small@32", "vit@16"])
 def test_networks_of_others_are_measured_against_the_plain_loop_too(name):

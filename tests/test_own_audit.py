@@ -482,6 +482,53 @@ def test_the_time_is_used(monkeypatch):
     assert not left
 
 
+def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_path, monkeypatch):
+    clock = Priced(monkeypatch, 0.01)
+    made = priced_work(clock, tmp_path, batch=1, limit=0.05)
+    plan, _, (first,), left = made.run()
+    assert made.looked
+    assert not left
+    assert len(first.outcome.found) == plan.images == work.LOOK[0]
+    assert lower_bound(int(first.outcome.found.sum()), 8, level=work.SURE) > 0.05
+    assert not (tmp_path / "plan.json").exists()
+    took = clock.now
+    thorough = priced_work(clock, batch=1, limit=0.05, thorough=True)
+    more = thorough.run()[2][0].outcome
+    assert not thorough.looked
+    assert len(more.found) > 8
+    assert lower_bound(int(more.found.sum()), len(more.found)) > 0.05
+    assert took < (clock.now - took) / 2
+    again = priced_work(clock, tmp_path, batch=1, limit=0.05)
+    monkeypatch.setattr(work, "judge", None)  # nothing is computed once more
+    assert torch.equal(again.run()[2][0].outcome.found, first.outcome.found)
+
+
+@pytest.mark.parametrize(
+    ("price", "settings"),
+    [
+        (0.01, {"limit": 0.95}),  # which eight of eight do not exceed
+        (0.01, {}),  # no limit
+        (0.1, {"limit": 0.05}),  # a look would take the time of the photographs that are needed
+    ],
+)
+def test_where_a_first_look_does_not_decide_the_budget_is_used(monkeypatch, price, settings):
+    clock = Priced(monkeypatch, price)
+    made = priced_work(clock, batch=1, **settings)
+    plan, _, (only,), _ = made.run()
+    assert not made.looked
+    assert len(only.outcome.found) == plan.images
+    assert plan.images > 8 or price > 0.01
+    assert 0.3 * BUDGET < clock.now <= 1.1 * BUDGET
+
+
+def test_a_first_look_is_said_in_the_report(tmp_path):
+    model = small()
+    report = atsaudit.audit(model, photographs(), untrained=model, batch=1, limit=0.05)
+    assert report.verdict == ABOVE
+    assert any("--thorough" in note for note in report.notes)
+    assert "--thorough" in report.save(tmp_path).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("until", [1.0, 4.0])
 def test_nothing_is_left_out_because_the_machine_was_busy_when_it_was_measured(monkeypatch, until):
     clock = Priced(monkeypatch, 0.01, (0.0, 20), until)
