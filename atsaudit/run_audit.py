@@ -16,7 +16,7 @@ from atsaudit.line_up import SHARE
 from atsaudit.named_photographs import named_wrongly
 from atsaudit.outcome import said_of_copies
 from atsaudit.report import AuditReport
-from atsaudit.work import END, Work
+from atsaudit.work import END, LOOK, Work
 from atslib.checkpoints import fingerprint
 from atslib.clients.records import Recorded, client_mode, observed
 from atslib.clients.view import Observed, ThreatModel
@@ -214,10 +214,11 @@ def audited(
             "--local-steps."
         )
     notes += work.cut
-    if work.looked:
+    if work.looking:
         notes.append(
-            f"The first {plan.images} photographs of each case show beyond doubt that the limit is exceeded, so the audit "
-            "ended with them; --thorough (thorough=True) takes the budget, for narrower intervals and stronger attacks."
+            f"The first photographs of each case, {LOOK[0]} or two updates, show beyond doubt that the limit is "
+            "exceeded, so the audit ended with them; --thorough (thorough=True) takes the budget, for narrower "
+            "intervals and stronger attacks."
         )
     faint = work.faint()
     if faint:
@@ -257,7 +258,7 @@ def audited(
         repeat=repeat or _call(config, loss),
         faint=faint,
         mistaken=tuple(filter(None, (*contradictions, *mistaken))),
-        line_ups=work.line_ups(SHARE if work.looked else END),
+        line_ups=work.line_ups(SHARE if work.looking else END),
     )
 
 

@@ -67,6 +67,7 @@ SIZES = (
 # beyond doubt, at a level that leaves the second look its own, the audit ends with it.
 LOOK = (8, 60, LEAST_TUNED, 1)
 SURE = 0.999
+WORTH = 0.4  # of the time of all the rest at most
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
 RESERVE = 0.8
 # After a share of the budget, and of what is left for a case, it is asked whether there is time
@@ -206,7 +207,7 @@ class Work:
         self.lined_up: dict[Case, LinedUp] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
         self.speeds: dict[str, float] | None = None
-        self.looked = False  # whether a first look decided
+        self.looking = False  # whether this is the first look, or was, where that decided
         self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
@@ -221,7 +222,7 @@ class Work:
 
     def _first_look(self) -> tuple[Plan, Pool, list[Attacked], list[Case]] | None:
         """What `run` gives, of few photographs, where these exceed a limit beyond doubt; None where
-        they do not, or would cost those that are needed to keep it.
+        they do not, or would cost the photographs that are needed to keep it.
         """
         config = self.config
         if config.thorough or config.limit is None or config.attacked or config.steps:
@@ -231,16 +232,19 @@ class Work:
         ):  # looked before; nothing saved
             return None
         speeds = self._speeds()
-        look = self._sized(*LOOK, speeds)
         plan = self._fitting(speeds)
+        self.looking = True
+        look = self._sized(*LOOK, speeds)
+        self.looking = False
+        enough = needed(config.limit)
         after = self._fitting(speeds, look.seconds)
-        if after.images < min(plan.images, needed(config.limit)) or look.images >= plan.images:
+        if look.seconds > WORTH * plan.seconds or after.images < enough <= plan.images:
             return None
-        self.plan = look
+        self.plan, self.looking = look, True
         seen = self._carried_out()
         if self._is_exceeded(seen[2]):
-            self.looked = True
             return seen
+        self.looking = False
         self.tuned.clear()
         self.cut.clear()
         self.slower = 1.0
@@ -565,8 +569,12 @@ class Work:
             times *= (
                 1 + self._local_steps()
             ) / 2  # whether the best attack unrolls them is not known yet
-        images = len(self.recorded[case][1]) if case.recorded else plan.images
+        images = len(self.recorded[case][1]) if case.recorded else self._images(case, plan)
         return times * images * plan.steps * plan.per_step[str(case.group)]
+
+    def _images(self, case: Case, plan: Plan) -> int:
+        """How many photographs of a case are attacked: of a first look no more than it needs."""
+        return min(plan.images, max(LOOK[0], 2 * case.images)) if self.looking else plan.images
 
     def _one(self, case: Case, steps: int) -> float:
         """Seconds that are planned for one gradient of a case."""
@@ -672,11 +680,10 @@ class Work:
         self, case: Case, rows: Tensor, name: str, tried: dict[str, float], until: float
     ) -> Attacked:
         """The result of a case, kept or computed until a share of the budget is gone."""
-        rows = (
-            self.recorded[case][1]
-            if case.recorded
-            else rows[: len(rows) // case.images * case.images]
-        )
+        if case.recorded:
+            rows = self.recorded[case][1]
+        else:
+            rows = rows[: self._images(case, self.plan) // case.images * case.images]
         key = fingerprint(case)
         file = self.folder and self._file(case)
         run = fingerprint(self.name, dataclasses.astuple(self.plan)[:5], name)

@@ -486,7 +486,7 @@ def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_pat
     clock = Priced(monkeypatch, 0.01)
     made = priced_work(clock, tmp_path, batch=1, limit=0.05)
     plan, _, (first,), left = made.run()
-    assert made.looked
+    assert made.looking
     assert not left
     assert len(first.outcome.found) == plan.images == work.LOOK[0]
     assert lower_bound(int(first.outcome.found.sum()), 8, level=work.SURE) > 0.05
@@ -494,7 +494,7 @@ def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_pat
     took = clock.now
     thorough = priced_work(clock, batch=1, limit=0.05, thorough=True)
     more = thorough.run()[2][0].outcome
-    assert not thorough.looked
+    assert not thorough.looking
     assert len(more.found) > 8
     assert lower_bound(int(more.found.sum()), len(more.found)) > 0.05
     assert took < (clock.now - took) / 2
@@ -515,7 +515,7 @@ def test_where_a_first_look_does_not_decide_the_budget_is_used(monkeypatch, pric
     clock = Priced(monkeypatch, price)
     made = priced_work(clock, batch=1, **settings)
     plan, _, (only,), _ = made.run()
-    assert not made.looked
+    assert not made.looking
     assert len(only.outcome.found) == plan.images
     assert plan.images > 8 or price > 0.01
     assert 0.3 * BUDGET < clock.now <= 1.1 * BUDGET
