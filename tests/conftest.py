@@ -142,19 +142,14 @@ def drawn_figures(tmp_path_factory):
     kept = Store(tmp_path_factory.mktemp("figures"))
     study, cpu = Study("smoke", store=kept.root), torch.device("cpu")
     semi = study.network("lenet", train=TrainConfig(epochs=1), fraction=0.002)
-    presets = {"": "No policy", "3-1-7": "Searched", "3-1": "its first two"}
-    presets |= dict.fromkeys(("19-1-18", "19-1", "43-18"), "Another")
-    policies = study.scores(semi, list(presets), images=3)
     singles = study.scores(semi, list(map(str, transformations.FUNCTIONS)), images=3)
-    for request in (policies, singles):
-        request.request.make(kept, cpu)  # in this process, which is faster for so few
+    singles.request.make(kept, cpu)  # in this process, which is faster for so few
     table, artifacts = scored_and_attacked(kept)
     rows = study.table({"fixed": singles}, ["variant"])
     scores = transformations.wide(transformations.by_function(rows), "fixed")
     ranked = transformations.ranking(scores, resamples=100)
     payloads = {
         "ranking": data.ranking(study, ranked, 0.5),
-        "builder": data.builder(study, policies, singles, presets),
         "scatter": data.scatter(
             table, artifacts, "shapes", "shapes, profile smoke", "semi-trained"
         ),
@@ -164,9 +159,6 @@ def drawn_figures(tmp_path_factory):
         for kind, payload in payloads.items()
     }
     return SimpleNamespace(
-        presets=presets,
-        singles=singles,
-        store=kept,
         table=ranked,
         attacks=table,
         artifacts=artifacts,

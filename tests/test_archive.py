@@ -49,7 +49,7 @@ def written(kept, tmp_path_factory):
     their curves.
     """
     archive = Archive(tmp_path_factory.mktemp("archive") / "results")
-    pages = {key(kept, SCORES): ["claim6_transformations"]}
+    pages = {key(kept, SCORES): ["claim7_correlation"]}
     assert archive.write(kept, embedded=True, pages=pages) == len(list(kept.entries()))
     return archive.root
 
@@ -244,8 +244,8 @@ def test_a_restored_store_holds_networks_scores_and_searches_exactly(kept, archi
 @pytest.mark.parametrize(
     ("page", "variant", "left"),
     [
-        ("claim6_transformations", "fixed", []),
-        ("claim6_transformations", "code", ["curves"]),
+        ("claim7_correlation", "fixed", []),
+        ("claim7_correlation", "code", ["curves"]),
         ("ext2_transformations_tinyimagenet", "fixed", ["curves"]),
     ],
 )
@@ -482,14 +482,14 @@ def test_the_manifest_is_one_that_sha256sum_reads(archive):
 
 def test_a_page_is_restored_and_what_is_not_whole_is_taken_out_again(kept, tmp_path):
     archive, store = Archive(tmp_path / "results"), Store(tmp_path / "restored")
-    pages = {key(kept, ATTACK): ["steps"], key(kept, SCORES): ["claim6_transformations"]}
+    pages = {key(kept, ATTACK): ["steps"], key(kept, SCORES): ["claim7_correlation"]}
     archive.write(kept, embedded=True, pages=pages)
     assert archive.restore(store, pages=["steps"]) == 1
     assert store.has("attack", ATTACK)
-    assert archive.forget(store, pages=["claim6_transformations"]) == 0
+    assert archive.forget(store, pages=["claim7_correlation"]) == 0
     assert archive.forget(store) == 1
     assert not store.has("attack", ATTACK)
-    assert archive.restore(store, pages=["claim6_transformations"]) == 1
+    assert archive.restore(store, pages=["claim7_correlation"]) == 1
     assert archive.forget(store) == 0  # scores are whole
 
 
@@ -522,7 +522,7 @@ def test_writing_twice_changes_nothing_and_embedded_images_stay_out(kept, archiv
     assert {file: file.read_bytes() for file in archive.root.rglob("*.*")} == before
     assert sum(map(len, before.values())) == archive.size()
     other = Archive(tmp_path / "other")
-    pages = {key(kept, SCORES): ["claim6_transformations"]}
+    pages = {key(kept, SCORES): ["claim7_correlation"]}
     assert other.write(kept, embedded=True, pages=pages) == len(archive.entries())
     for file, data in before.items():
         assert (other.root / file.relative_to(archive.root)).read_bytes() == data

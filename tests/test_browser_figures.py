@@ -15,21 +15,20 @@ from atsbook.widgets import data
 from atsbook.widgets.html import source
 from atslib.data.load import load
 from atslib.policies.operations import OPS, apply
-from atslib.policies.policy import Policy
 from atslib.rng import rng
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("one_thread")]
-KINDS = ("ranking", "builder", "scatter")
+KINDS = ("ranking", "scatter")
 
 
 @pytest.fixture(scope="module")
 def address(drawn_figures, tmp_path_factory):
-    """All three below each other, as one page."""
+    """Both below each other, as one page."""
     body = "".join(getattr(drawn_figures, kind)._repr_html_() for kind in KINDS)
-    return written(tmp_path_factory.mktemp("figures") / "three figures.html", body)
+    return written(tmp_path_factory.mktemp("figures") / "two figures.html", body)
 
 
-READY = "document.querySelectorAll('.ats-on').length === 3 && document.querySelectorAll('circle[cx]').length > 30"
+READY = "document.querySelectorAll('.ats-on').length === 2 && document.querySelectorAll('circle[cx]').length > 30"
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def page(browser, address):
 
 def shown(page, kind, place):
     """The canvas of that number in a figure."""
-    canvases = f"document.querySelectorAll('.ats-{kind} :is(.ats-pictures, .ats-stages) canvas')"
+    canvases = f"document.querySelectorAll('.ats-{kind} .ats-pictures canvas')"
     page.js(f"{canvases}.forEach((canvas, i) => {{ canvas.dataset.place = i; }})")
     return page.picture(f".ats-{kind} canvas[data-place='{place}']")
 
@@ -163,102 +162,6 @@ def test_the_ranking_names_the_other_ids_of_a_function(page, drawn_figures):
     assert "Same function as 42, 43, 48" in page.text(".ats-ranking .ats-words")
 
 
-# --- builder ------------------------------------------------------------------------------------------------
-
-
-def assert_builder_shows(page, image, ids, signs=(1, 1, 1)):
-    """`ids` in the drop-downs' order, None for none."""
-    pixels = dataset("shapes", "test").pixels[image : image + 1]
-    assert torch.equal(shown(page, "builder", 0), pixels[0])
-    for step, (index, sign) in enumerate(zip(ids, signs, strict=True), 1):
-        pixels = pixels if index is None else apply(index, pixels, sign)
-        assert torch.equal(shown(page, "builder", step), pixels[0]), step
-
-
-def step(page, place, index):
-    page.choose(f".ats-builder .ats-stage:nth-child({place + 1}) select", str(index))
-
-
-def curve(page, slot):
-    """The line's points in pixels, [x, y]."""
-    path = f"document.querySelector('.ats-builder .ats-line.ats-{slot}')?.getAttribute('d') ?? ''"
-    return [
-        tuple(map(float, point.split())) for point in page.js(path).lstrip("M").split("L") if point
-    ]
-
-
-def scored(payload, policy):
-    return next(row for row in payload["scored"] if row["id"] == policy)
-
-
-def test_the_builder_opens_with_a_searched_policy_and_its_curve(page, drawn_figures):
-    payload = drawn_figures.builder.payload
-    assert_builder_shows(page, 0, (3, 1, 7))
-    found = scored(payload, "3-1-7")
-    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {found['s_pri']:.3f}"
-    assert "mean of 3 images" in page.text(".ats-builder .ats-note")
-    points = curve(page, "a")
-    assert len(points) == len(found["curve"])
-    top, bottom = (
-        8,
-        page.js("document.querySelector('.ats-builder .ats-beside svg').clientHeight") - 24,
-    )  # the axis
-    low = min(0, *(value for row in payload["scored"] for value in row["curve"]))
-    heights = [low + (bottom - y) / (bottom - top) * (1 - low) for _, y in points]
-    assert heights == pytest.approx(found["curve"], abs=0.01)
-    assert len(curve(page, "b")) == len(points)
-    assert page.js("document.querySelectorAll('.ats-under').length") == 1
-
-
-def test_presets_drop_downs_and_signs_change_the_pictures(page, drawn_figures):
-    payload = drawn_figures.builder.payload
-    page.choose(".ats-builder .ats-preset select", "19-1")
-    assert_builder_shows(page, 0, (19, 1, None))
-    assert (
-        page.text(".ats-builder .ats-psnr")
-        == f"Privacy score {scored(payload, '19-1')['s_pri']:.3f}"
-    )
-    step(page, 3, 18)
-    assert page.js("document.querySelector('.ats-builder .ats-preset select').value") == "19-1-18"
-    page.click(".ats-builder .ats-stage:nth-child(2) .ats-sign")
-    assert_builder_shows(page, 0, (19, 1, 18), (-1, 1, 1))
-    assert page.text(".ats-builder .ats-stage:nth-child(2) figcaption") == "sharpness −5"
-    page.js("document.querySelector('.ats-builder .ats-thumbs [tabindex=\"0\"]').focus()")
-    page.key("ArrowRight")
-    assert_builder_shows(page, 1, (19, 1, 18), (-1, 1, 1))
-    step(page, 1, 0)
-    assert page.js(
-        "document.querySelector('.ats-builder .ats-stage:nth-child(2) .ats-sign').hidden"
-    )
-    assert_builder_shows(page, 1, (0, 1, 18))
-    page.choose(".ats-builder .ats-preset select", "none")
-    assert_builder_shows(page, 1, (None, None, None))
-    assert (len(curve(page, "a")), len(curve(page, "b"))) == (0, 4)
-
-
-def test_a_policy_that_is_not_scored_says_so_and_shows_its_parts(page):
-    step(page, 3, 9)
-    assert_builder_shows(page, 0, (3, 1, 9))
-    assert page.text(".ats-builder .ats-psnr") == ""
-    assert "Policy 3-1-9 was not scored for this page" in page.text(".ats-builder .ats-note")
-    assert page.text(".ats-builder code") == data.SCORE_CALL.format("3-1-9")
-    assert page.js("document.querySelectorAll('.ats-builder .ats-line.ats-c').length") == 3
-    chosen = (
-        "document.querySelector('.ats-builder .ats-preset select').selectedOptions[0].textContent"
-    )
-    assert page.js(chosen) == "Your own"
-    assert page.js("document.querySelectorAll('.ats-under').length") == 0
-
-
-def test_a_policy_of_the_same_function_has_its_score(page, drawn_figures):
-    assert Policy((24, 28, 18)).canonical() == Policy((43, 18)).canonical()
-    for place, index in enumerate((24, 28, 18), 1):
-        step(page, place, index)
-    expected = scored(drawn_figures.builder.payload, "43-18")["s_pri"]
-    assert page.text(".ats-builder .ats-psnr") == f"Privacy score {expected:.3f}"
-    assert "Scored as 43-18, the same function." in page.text(".ats-builder .ats-note")
-
-
 # --- scatter ------------------------------------------------------------------------------------------------
 
 
@@ -333,7 +236,7 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
     heights = page.phone(
         width, f"document.querySelector('.ats-ranking svg').viewBox.baseVal.width < {width}"
     )
-    assert min(filter(None, heights)) >= 38
+    assert heights == []  # points and networks are chosen, by no button and from no list
     page.tap(**dot(page, "ranking", 20))
     assert_ranking_shows(page, drawn_figures.ranking.payload, 20)
     page.tap(**dot(page, "scatter", 3))
@@ -342,9 +245,8 @@ def test_a_phone_shows_all_of_it_and_takes_touches(page, drawn_figures, width):
 
 def test_every_control_point_and_picture_has_a_name(page):
     named = page.named("radio", "combobox", "button", "image", "img", "radiogroup")
-    # Points, pictures, policies, networks.
-    assert sum(role == "radio" for role, _ in named) == 28 + 12 + 6 + 3
-    assert sum(role == "combobox" for role, _ in named) == 4
+    # Points, policies, networks.
+    assert sum(role == "radio" for role, _ in named) == 28 + 6 + 3
     assert [role for role, name in named if not name] == []
     assert "3: translate X 9, privacy score " in " ".join(name for _, name in named)
 
@@ -361,15 +263,13 @@ def test_one_tab_stop_for_each_set_of_points_and_the_focus_in_sight(page):
             break
         assert visible
         stops.append(name.split()[0])
-    signs = ["ats-sign", "select-one"] * 3
-    assert stops == ["ats-pick", "select-one", "button", *signs, "radio", "ats-pick"]
+    assert stops == ["ats-pick", "radio", "ats-pick"]
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_can_be_read_in_light_and_dark(page, dark):
     if dark:
         page.js("document.documentElement.dataset.theme = 'dark'")
-    step(page, 3, 9)  # the call is shown too
     found = page.contrast(".ats-explorer *")
     assert len(found) > 60
     assert found[0][0] >= 4.5, found[:5]
@@ -380,8 +280,8 @@ def test_text_can_be_read_in_light_and_dark(page, dark):
 
 def test_paper_and_pages_without_scripts_have_the_stills(page, address):
     page.media("print")
-    assert page.style(".ats-explorer", "display") == ["none"] * 3
-    assert page.style(".ats-static", "display") == ["block"] * 3
+    assert page.style(".ats-explorer", "display") == ["none"] * 2
+    assert page.style(".ats-static", "display") == ["block"] * 2
     page.media("")
     with page.without_scripts():
         page.open(

@@ -20,23 +20,20 @@ from checks import assert_asks_for_nothing, pictures, refused
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-import atslib
 from atsbook.figures import plots
 from atsbook.findings.compare import matrices
 from atsbook.findings.result import NO_POLICY
 from atsbook.findings.statistics import pearson
 from atsbook.findings.table1 import HYBRID, POLICIES
-from atsbook.findings.transformations import FUNCTIONS
 from atsbook.networks import dataset
 from atsbook.widgets import Figure, data, interactive
 from atslib.measures.metrics import psnr
 from atslib.policies.operations import apply, magnitude
-from atslib.policies.policy import CANONICAL, OPS, Policy
+from atslib.policies.policy import OPS, Policy
 from atslib.rng import rng
-from atslib.scores.scores import area
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KINDS = ("ranking", "builder", "scatter")
+KINDS = ("ranking", "scatter")
 
 
 # --- payloads -----------------------------------------------------------------------------------------------
@@ -72,27 +69,7 @@ def test_the_ranking_is_the_tables(drawn_figures):
     )
 
 
-def test_the_builder_has_its_images_and_every_scored_curve(drawn_figures):
-    payload, request = drawn_figures.builder.payload, drawn_figures.singles.request
-    images = dataset("shapes", "test")
-    assert base64.b64decode(payload["pixels"]) == images.pixels[:12].numpy().tobytes()
-    assert payload["images"] == [images.class_names[i] for i in images.labels[:12].tolist()]
-    ids = [row["id"] for row in payload["scored"]]
-    assert ids == [*drawn_figures.presets, *map(str, FUNCTIONS)]
-    assert payload["canonical"] == list(CANONICAL)
-    for row in payload["scored"]:
-        assert row["s_pri"] == pytest.approx(float(area(torch.tensor([row["curve"]]))), abs=2e-3)
-        assert len(row["curve"]) == request.points
-    by_id = {row["id"]: row["s_pri"] for row in payload["scored"]}
-    ranked = drawn_figures.table["s_pri"]
-    np.testing.assert_allclose([by_id[str(op)] for op in ranked.index], ranked, rtol=1e-3)
-    assert payload["n"] == request.images == 3
-    assert payload["presets"] == {
-        policy or "none": title for policy, title in drawn_figures.presets.items()
-    }
-
-
-def test_of_each_policy_to_build_from_its_beginnings_are_scored_too():
+def test_of_each_policy_in_a_row_its_beginnings_are_scored_too():
     """Of those in the notebook of claim 6, where single operations are scored anyway."""
     page = Path(__file__).parents[1] / "notebooks" / "claim6_transformations.ipynb"
     cells = nbformat.read(page, as_version=4).cells
@@ -101,14 +78,6 @@ def test_of_each_policy_to_build_from_its_beginnings_are_scored_too():
     for policy in map(Policy.parse, built):
         for length in range(len(policy.ids)):
             assert str(Policy(policy.ids[:length])) in {*built, *map(str, range(50))}
-
-
-def test_the_builders_still_shows_each_step(drawn_figures):
-    rows = data.steps(drawn_figures.builder.payload, columns=4)
-    assert list(rows) == ["original", "1. translate X +9", "2. contrast +6", "3. translate Y +2"]
-    last = Policy((3, 1, 7)).apply_signs(rows["original"], torch.ones(4, 3, dtype=torch.int64))
-    assert torch.equal(rows["3. translate Y +2"], last)
-    assert torch.equal(rows["original"], dataset("shapes", "test").pixels[:4])
 
 
 def test_the_scatter_has_a_policys_means_and_images_at_its_place(drawn_figures):
@@ -150,13 +119,6 @@ def test_the_reconstructions_keep_to_the_budget(drawn_figures, monkeypatch):
     assert len(base64.b64decode(smaller.split(",")[1])) <= len(whole) // 2
 
 
-def test_the_call_that_is_shown_scores_the_policy():
-    images = dataset("shapes", "test")[:2]
-    model = atslib.build_model("lenet", 10, 3, image_size=32, norm="shapes", rng=rng(0)).eval()
-    names = {"atslib": atslib, "model": model, "images": images}
-    assert eval(data.SCORE_CALL.format("3-1-9"), names).shape == (2,)
-
-
 # --- HTML ---------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +143,6 @@ def test_the_html_is_whole_small_and_asks_for_nothing(drawn_figures, kind):
 def test_a_representation_is_the_same_in_each_run(drawn_figures):
     words = [
         "Ranking of 28 transformations",
-        f"Policy builder with {28 + len(drawn_figures.presets)} scored policies",
         "Scatter of 6 policies",
     ]
     assert [repr(getattr(drawn_figures, kind)) for kind in KINDS] == words
@@ -193,13 +154,13 @@ def test_a_representation_is_the_same_in_each_run(drawn_figures):
 
 
 def test_the_still_is_closed_so_that_it_is_not_shown_twice(drawn_figures):
-    still = plots.sheet(data.steps(drawn_figures.builder.payload, columns=2))
-    interactive("builder", drawn_figures.builder.payload, still, alt="")
+    still = plots.ranking(drawn_figures.table, reference=0.5)
+    interactive("ranking", drawn_figures.ranking.payload, still, alt="")
     assert still.number not in plt.get_fignums()
 
 
 def test_an_unknown_kind_is_named(drawn_figures):
-    with refused("kind 'bars' is unknown; choose one of ranking, scatter, builder"):
+    with refused("kind 'bars' is unknown; choose one of ranking, scatter, attack"):
         Figure("bars", {}, b"", "")
 
 

@@ -1,8 +1,7 @@
-"""Attacks and scores of every policy: the numbers of single requests, rungs that keep the least; the
-map, and the rule of the page's notebook.
+"""Attacks and scores of every policy: the numbers of single requests, rungs that keep the least;
+and the rule of the page's notebook.
 """
 
-import base64
 import dataclasses
 import random
 from pathlib import Path
@@ -30,14 +29,11 @@ from atsbook.requests.sweep import (
     all_policies,
     spaced,
 )
-from atsbook.runs.study import Study
 from atsbook.runs.tables import image_rows
 from atsbook.store import Store
-from atsbook.widgets import data
 from atslib.attacks import ATTACKS
 from atslib.data.load import load
 from atslib.measures.found import bits, match, own_class, rank
-from atslib.policies.policy import CANONICAL
 from atslib.scores.scores import accuracy_score
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -180,25 +176,6 @@ def test_requests_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_
     assert (
         part_of(plan.requests(1)[0], random.Random(0)) is None
     )  # what it attacks depends on all of the rung before
-
-
-def test_the_map_is_the_table(tmp_path):
-    policies = [str(all_policies()[number]) for number in spaced(12)]
-    draw = np.random.default_rng(0)
-    axes = {"score": draw.random(12), "accuracy": draw.random(12) * 1e6}
-    gains = {"expected": draw.random(12), "measured": draw.random(12)}
-    study = Study("smoke", store=tmp_path)
-    payload = data.atlas(study, policies, axes, gains, [policies[2], "3-1-7"])
-    ids = payload["ids"]
-    assert [ids.index(i) if i is not None else None for i in CANONICAL] == payload["canonical"]
-    assert [str(all_policies()[n]) for n in payload["numbers"]] == policies
-    assert payload["published"] == [{"id": policies[2], "name": policies[2]}]
-    for side, table in {"x": axes, "y": gains}.items():
-        for axis, (name, values) in zip(payload[side], table.items(), strict=True):
-            assert axis["name"] == name
-            whole = np.frombuffer(base64.b64decode(axis["bits"]), "<u2")
-            shown = axis["low"] + (axis["high"] - axis["low"]) * whole / 65_535
-            np.testing.assert_allclose(shown, values, atol=2e-3 * max(1, np.ptp(values)))
 
 
 # --- the rule -----------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ IDENTIFYING = (
     "ext10_all_policies",
 )
 # Pages that show the curves behind scores, those of the variant `fixed`.
-SHOWING_CURVES = ("claim6_transformations", "claim7_correlation")
+SHOWING_CURVES = ("claim7_correlation",)
 # Pages that hand a network to their reader, and so need its weights.
 HANDING_OUT = ("explorer",)
 COSTLY = 7_200  # seconds of a training whose weights are kept before anything has attacked them

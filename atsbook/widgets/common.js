@@ -64,21 +64,12 @@ const extent = (values) => {
   return finite.length ? [Math.min(...finite), Math.max(...finite)] : [0, 1];
 };
 
-/** Round numbers between two values: steps of 1, 2 or 5; for a logarithm powers of ten, or 1-2-5 within few of them. */
-function ticks([low, high], log) {
-  if (!log) {
-    const raw = (high - low) / 4, ten = 10 ** Math.floor(Math.log10(raw || 1));
-    const step = ten * [1, 2, 5, 10].find((factor) => factor * ten >= raw);
-    const first = Math.ceil(low / step - 1e-9);
-    return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => +((first + i) * step).toPrecision(6));
-  }
-  const powers = [];
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) powers.push(p);
-  const within = (factors) => powers.flatMap((p) => factors.map((f) => +(f * 10 ** p).toPrecision(3))).filter((v) => v >= low && v <= high);
-  const tens = within([1]);
-  if (tens.length > 1) return tens.filter((_, i) => i % Math.ceil(tens.length / 4) === 0);
-  const found = within([1, 2, 5]);
-  return found.length ? found : [low, high];
+/** Round numbers between two values: steps of 1, 2 or 5. */
+function ticks([low, high]) {
+  const raw = (high - low) / 4, ten = 10 ** Math.floor(Math.log10(raw || 1));
+  const step = ten * [1, 2, 5, 10].find((factor) => factor * ten >= raw);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => +((first + i) * step).toPrecision(6));
 }
 
 const BOX = { height: 156, left: 42, right: 8, top: 8, bottom: 24 }; // of a chart, in pixels; its size is the page's
@@ -87,15 +78,13 @@ const BOX = { height: 156, left: 42, right: 8, top: 8, bottom: 24 }; // of a cha
  * Draw grid and numbers into `ground`, a part of `svg`, which it empties; returns the scales in pixels.
  * `x` and `y` are the ends of the axes, `across` the numbers below.
  */
-function axes(svg, ground, { x: [left, right], y: range, across, log = false }) {
-  const height = svg.clientHeight || BOX.height;
-  const scale = log ? (v) => Math.log10(Math.max(v, 1e-12)) : (v) => v;
-  const [low, high] = range.map(scale), width = svg.clientWidth || 300;
+function axes(svg, ground, { x: [left, right], y: [low, high], across }) {
+  const height = svg.clientHeight || BOX.height, width = svg.clientWidth || 300;
   const x = (v) => BOX.left + ((width - BOX.left - BOX.right) * (v - left)) / (right - left || 1);
-  const y = (v) => height - BOX.bottom - ((height - BOX.top - BOX.bottom) * (scale(v) - low)) / (high - low || 1);
+  const y = (v) => height - BOX.bottom - ((height - BOX.top - BOX.bottom) * (v - low)) / (high - low || 1);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   ground.replaceChildren();
-  for (const value of ticks(range, log)) {
+  for (const value of ticks([low, high])) {
     ground.append(drawing("path", { class: "ats-grid", d: `M${BOX.left} ${y(value)}H${width - BOX.right}` }));
     ground.append(drawing("text", { x: BOX.left - 6, y: y(value) + 4, "text-anchor": "end" }, brief(value)));
   }
@@ -105,24 +94,6 @@ function axes(svg, ground, { x: [left, right], y: range, across, log = false }) 
   }
   const path = (points) => points.filter((p) => p[1] !== null && Number.isFinite(p[1])).map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
   return { x, y, path, bottom: height - BOX.bottom };
-}
-
-/**
- * Lines against the step. `lines`: { slot, points: [[x, y]] }, the first on top, and where they are wanted `floor`, a
- * dashed level, `at: [x, y]`, a dot, whose x the first line gives to the cursor, and `filled`, the area down to zero. `range`
- * is the y axis, `last` the end of the x axis.
- */
-function chart(svg, lines, range, last, log) {
-  const across = [0, Math.round(last / 2), last];
-  const { x, y, path, bottom } = axes(svg, svg, { x: [0, last], y: range, across, log });
-  const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
-  if (lines[0]?.at) svg.append(drawing("path", { class: "ats-cursor", d: `M${x(lines[0].at[0])} ${BOX.top}V${bottom}` }));
-  for (const { slot, points, floor, at, filled } of [...lines].reverse()) {
-    if (filled) svg.append(drawing("path", { class: "ats-under", d: `${path([[0, 0], ...points, [last, 0]])}Z` }));
-    if (known(floor)) svg.append(drawing("path", { class: `ats-floor ats-${slot}`, d: path([[0, floor], [last, floor]]) }));
-    svg.append(drawing("path", { class: `ats-line ats-${slot}`, d: path(points) }));
-    if (at && known(at[1])) svg.append(drawing("circle", { class: `ats-dot ats-${slot}`, cx: x(at[0]), cy: y(at[1]), r: 4 }));
-  }
 }
 
 /** A row of test images, one of them chosen: the group and what marks the chosen one. `choose(i)` is told of a new one. */

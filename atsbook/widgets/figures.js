@@ -1,5 +1,5 @@
-// The small figures of the claim pages: `ranking` and `scatter`, and in `builder.js` the third, each drawn into `el` from
-// its payload. `common.js` and `operations.js` stand before this. No dependency, no request.
+// The small figures of the claim pages: `ranking` and `scatter`, each drawn into `el` from its payload. `common.js` and
+// `operations.js` stand before this. No dependency, no request.
 
 /** What a payload holds in base64 as pictures { bytes, size }. */
 function unpacked({ pixels, size }) {

@@ -1,5 +1,4 @@
-"""Figures that a reader touches: a ranking, a scatter, a map, a policy builder, and an attack in
-the reader's browser.
+"""Figures that a reader touches: a ranking, a scatter, and an attack in the reader's browser.
 
 Each is a payload of `data` with a still twin, the page's ordinary figure, for paper and for
 where no script runs; its description is what a screen reader says of it there.
@@ -15,13 +14,11 @@ from atslib.errors import choose
 KINDS = {
     "ranking": "Ranking of {rows} transformations",
     "scatter": "Scatter of {points} policies",
-    "builder": "Policy builder with {scored} scored policies",
     "attack": "Attack in the browser on {images} images",
     "trial": "Attack in the browser to try",
-    "atlas": "Map of {numbers} policies",
 }
 # All, so that a page needs them once.
-SCRIPTS = ("common.js", "operations.js", "figures.js", "builder.js", "atlas.js", "attack.js")
+SCRIPTS = ("common.js", "operations.js", "figures.js", "attack.js")
 STYLES = ("explorer.css", "figures.css")
 
 
