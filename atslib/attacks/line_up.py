@@ -110,12 +110,13 @@ def line_up(
         complete: try every image; then all `distances` are exact.
         most: images tried for a photograph at most; None for all.
     Returns:
-        One row for each image behind `seen`.
+        One row for each image behind `seen`, on the CPU, wherever network and images are.
     Raises:
         AtsError: labels that are not known; by features, a network without such a layer, or a
             label that occurs twice in a batch; other shapes or rows that are not there.
     """
     labels = _checked(seen, photographs, candidates)
+    photographs, candidates = photographs.cpu(), candidates.cpu()
     if most is not None and most < 1:
         raise AtsError(f"line_up: most={most} must be at least 1, or None for all")
     if by is not None:
@@ -199,6 +200,7 @@ def line_up_each(
         targets.append(_observed_features(each.updates[0], each))
     if not seen:
         raise AtsError("line_up_each: seen is empty; give at least one gradient")
+    photographs, candidates = photographs.cpu(), candidates.cpu()
     model = seen[0].updates[0].model
     state = model.state_dict()
     for each in seen[1:]:

@@ -282,18 +282,21 @@ class Observed:
             members if isinstance(members, slice) else members.cpu()
         ].tolist()
 
+        def of(value: Tensor) -> Tensor:  # what was drawn may lie elsewhere than the gradients
+            return value[members if isinstance(members, slice) else members.to(value.device)]
+
         def part(update: Update) -> Update:
-            statistics = {name: value[members] for name, value in update.statistics.items()}
+            statistics = {name: of(value) for name, value in update.statistics.items()}
             forms = tuple(update.forms[row] for row in rows) if update.forms else ()
             whole = {name: getattr(update, name) for name in ROWS}
-            own = {name: value[members] for name, value in whole.items() if value is not None}
+            own = {name: of(value) for name, value in whole.items() if value is not None}
             return dataclasses.replace(update, statistics=statistics, forms=forms, **own)
 
-        draws = tuple((member[members], signs[members]) for member, signs in self.knows.draws)
+        draws = tuple((of(member), of(signs)) for member, signs in self.knows.draws)
         return dataclasses.replace(
             self,
             updates=tuple(map(part, self.updates)),
-            labels=None if self.labels is None else self.labels[members],
+            labels=None if self.labels is None else of(self.labels),
             doubts=tuple(self.doubts[row] for row in rows) if self.doubts else (),
             knows=dataclasses.replace(self.knows, draws=draws),
         )

@@ -532,7 +532,7 @@ def fit_temperature(similarities: Tensor, truth: Tensor) -> float:
     Raises:
         AtsError: other shapes, or no image.
     """
-    scores = _checked("fit_temperature", similarities, truth)
+    scores, truth = _checked("fit_temperature", similarities, truth)
     if len(scores) == 0:
         raise AtsError("fit_temperature: there is no image to fit it on")
     unit = float(scores.std()) if scores.numel() > 1 else 0.0
@@ -560,7 +560,7 @@ def rank(similarities: Tensor, truth: Tensor) -> Tensor:
     Raises:
         AtsError: other shapes, or several forms.
     """
-    scores = _checked("rank", similarities, truth)
+    scores, truth = _checked("rank", similarities, truth)
     if scores.shape[2] != 1:
         raise AtsError(
             f"rank: {scores.shape[2]} forms have no order without a temperature; take the best form"
@@ -588,7 +588,7 @@ def found(similarities: Tensor, truth: Tensor, *, temperature: float | None = No
         AtsError: other shapes, a temperature that is not above 0, or several forms and fewer than
             two images.
     """
-    scores = _checked("found", similarities, truth)
+    scores, truth = _checked("found", similarities, truth)
     if scores.shape[2] == 1:
         pooled = scores.squeeze(2)
     else:
@@ -617,7 +617,7 @@ def bits(similarities: Tensor, truth: Tensor, *, temperature: float | None = Non
         AtsError: other shapes, a temperature that is not above 0, or none and fewer than two
             images.
     """
-    scores = _checked("bits", similarities, truth)
+    scores, truth = _checked("bits", similarities, truth)
     loss = torch.empty(len(scores), dtype=torch.float64, device=scores.device)
     for rows, fitted in _fitted("bits", scores, truth, temperature):
         guess = _guess(scores[rows], fitted)
@@ -662,8 +662,10 @@ def _guess(scores: Tensor, temperature: float) -> Tensor:
     return torch.log_softmax(_pooled(scores, temperature) / temperature, 1)
 
 
-def _checked(name: str, similarities: Tensor, truth: Tensor) -> Tensor:
-    """Similarities as (B, K, V), in double precision."""
+def _checked(name: str, similarities: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Similarities as (B, K, V), in double precision, and the truth on their device: `own_class`
+    gives it where the labels are.
+    """
     shape = tuple(similarities.shape)
     if len(shape) not in (2, 3) or shape[1] < 2 or not similarities.isfinite().all():
         raise AtsError(
@@ -673,4 +675,5 @@ def _checked(name: str, similarities: Tensor, truth: Tensor) -> Tensor:
         raise AtsError(
             f"{name}: truth {truth.tolist()} must name one of {shape[1]} candidates per reconstruction"
         )
-    return (similarities if len(shape) == 3 else similarities.unsqueeze(2)).double()
+    scores = similarities if len(shape) == 3 else similarities.unsqueeze(2)
+    return scores.double(), truth.to(scores.device)

@@ -96,7 +96,8 @@ def gain(reconstructions: Tensor, truth: Tensor, guess: Tensor) -> Tensor:
         AtsError: shapes that differ, or images that are no floats.
     """
     check_images("gain", guess)
-    return psnr(reconstructions, truth) - psnr(guess, truth)
+    own = psnr(reconstructions, truth)
+    return own - psnr(guess, truth).to(own.device)
 
 
 def psnr_of_guess(guess: Tensor, truth: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def _error(estimate: Tensor, truth: Tensor) -> Tensor:
     estimate, truth = (
         x.float() if x.dtype not in (torch.float32, torch.float64) else x for x in (estimate, truth)
     )
-    return (estimate - truth).square().flatten(1).mean(1)
+    return (estimate - truth.to(estimate.device)).square().flatten(1).mean(1)
 
 
 def psnr(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
@@ -92,7 +92,7 @@ def ssim(estimate: Tensor, truth: Tensor, *, data_range: float = 1.0) -> Tensor:
     _check_pair("ssim", estimate, truth, data_range)
     side = 7
     x = estimate.double()
-    y = truth.double()
+    y = truth.to(x.device).double()
     if min(x.shape[-2:]) < side:
         raise AtsError(
             f"ssim: images of {tuple(x.shape[-2:])} are smaller than the {side}×{side} window"
