@@ -16,7 +16,6 @@ from atsbook.evidence.archive import Archive
 from atsbook.evidence.audit import PART, differences, part_of
 from atsbook.experiment import AttackRequest, OutcomeRequest
 from atsbook.findings import space, statistics
-from atsbook.findings.result import NO_POLICY
 from atsbook.networks import ModelRequest, network
 from atsbook.requests import sweep
 from atsbook.requests.scoring import ScoreRequest, unseen
@@ -180,7 +179,6 @@ def test_requests_come_back_from_the_archive_and_are_audited_in_parts(kept, tmp_
 
 # --- the rule -----------------------------------------------------------------------------------------------
 
-BARE = pd.DataFrame({"policy": NO_POLICY, "image": range(40), "bits": np.linspace(2.0, 3.0, 40)})
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "ext10_all_policies.ipynb"
 
 
@@ -191,38 +189,41 @@ def cell(words):
     return found
 
 
-def status(low, high, bare=BARE, *, images=40, gain=(-1.0, 1.0)):
-    """What the rule's cell makes of an interval of bits, and of one of gains."""
-    ends = {"bits": (low, high), "gain": gain}
-    changes = {k: {"mean": sum(v) / 2, "low": v[0], "high": v[1]} for k, v in ends.items()}
-    judged = pd.DataFrame({"image": range(images)})
-    names = {"changes": changes, "bare": bare, "judged": judged, "statistics": statistics}
-    exec(cell("elif low > -MARGIN"), names)
+def status(best, short=(-2.0, -0.6), told=(4.0, 6.0), images=40):
+    """What the rule's cell makes of intervals of bits by the best answer and by the short attack."""
+    ends = {"best": best, "short": short}
+    changes = {
+        name: {"bits": {"mean": sum(each) / 2, "low": each[0], "high": each[1]}}
+        for name, each in ends.items()
+    }
+    few = {name: pd.DataFrame({"image": range(images)}) for name in ends}
+    bare = pd.DataFrame({"image": range(40), "bits": np.linspace(*told, 40)})
+    without = pd.concat([bare.assign(attack="best"), bare.assign(attack="short", bits=5.0)])
+    names = {"changes": changes, "judged": few, "without": without, "statistics": statistics}
+    exec(cell("by_best, by_short = changes"), names)
     return names["status"]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
+    ("best", "short", "expected"),
     [
-        (-2.0, -0.6, "reproduced"),
-        (-0.4, -0.1, "reproduced"),
-        (-0.4, 0.3, "not reproduced"),
-        (0.1, 0.9, "not reproduced"),
-        (-0.8, 0.2, "cannot tell"),
+        ((-2.0, -0.6), (-2.0, -0.6), "reproduced"),
+        ((-2.0, -0.6), (-0.4, 0.3), "reproduced"),  # the best answer decides
+        ((-0.4, -0.1), (-2.0, -0.6), "partly"),
+        ((-0.4, -0.1), (-0.4, 0.3), "partly"),
+        ((-0.4, 0.3), (-2.0, -0.6), "partly"),  # from the short attack alone
+        ((-0.4, 0.3), (-0.4, 0.3), "not reproduced"),
+        ((0.1, 0.9), (-0.8, 0.2), "not reproduced"),
+        ((-0.8, 0.2), (-0.4, 0.3), "cannot tell"),
     ],
 )
-def test_the_rule_judges_by_the_interval(low, high, expected):
-    assert status(low, high) == expected
-
-
-def test_the_rule_is_not_for_bits_where_the_gain_says_the_opposite():
-    assert status(-2.0, -0.6, gain=(0.1, 2.0)) == "partly"
-    assert status(-0.4, 0.3, gain=(0.1, 2.0)) == "not reproduced"
+def test_the_rule_judges_by_the_intervals_of_both_attacks(best, short, expected):
+    assert status(best, short) == expected
 
 
 def test_the_rule_cannot_tell_where_attacks_fail_or_images_are_few():
-    assert status(-2.0, -0.6, BARE.assign(bits=np.linspace(-1.0, 1.0, 40))) == "cannot tell"
-    assert status(-2.0, -0.6, images=29) == "cannot tell"
+    assert status((-2.0, -0.6), told=(-1.0, 1.0)) == "cannot tell"
+    assert status((-2.0, -0.6), images=29) == "cannot tell"
 
 
 def test_the_lead_weighs_by_the_chance_to_be_chosen():
@@ -234,12 +235,12 @@ def test_the_lead_weighs_by_the_chance_to_be_chosen():
             for place in range(3)
         ]
     )
-    names = {"judged": judged, "numbers": numbers, "half": 2, "np": np, "space": space}
+    names = {"numbers": numbers, "half": 2, "np": np, "space": space}
     names["chances"] = pd.Series({1: 0.0, 3: 0.2, 5: 0.0, 7: 0.6, 9: 0.2})
     source = cell("preferred = np.arange")
     lead = source[source.index("preferred = np.arange") : source.index("changes = {")]
     exec(lead, names)
-    change = names["beside_random"]("bits")
+    change = names["beside_random"](judged, "bits")
     rivals = (5.0, 3.0)
     of_choice = (0.6 * 1 + 0.2 * 2) / 0.8
     expected = (of_choice - sum(rivals) / 2, of_choice - max(rivals), of_choice - min(rivals))
