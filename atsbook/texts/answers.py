@@ -92,7 +92,10 @@ def _first(known: Numbers) -> tuple[str, str] | None:
         return None
     word = "Hardly" if lenet[0] - lenet[1] < FEW else "In part"
     lost = f"{known.learned[0].none:.1f} → {known.learned[0].hybrid:.1f} %"
-    words = f"{word}: {_pair(lenet)} picked out of 100 on an untrained LeNet; accuracy {lost}"
+    words = f"{word}: {_pair(lenet)} picked out of 100 on an untrained LeNet"
+    if known.best:
+        words += ", by the best answer {} → {} of {}".format(*known.best)
+    words += f"; accuracy {lost}"
     return "", words
 
 

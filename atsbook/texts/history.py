@@ -69,16 +69,19 @@ def _title(notebook: Path) -> str:
 
 
 def _turning(page: dict, kinds: list[str], results: Path) -> dict | None:
-    """The last verdict by each outcome, of a page that had several of both and is judged by bits."""
-    last, verdicts = {}, set()
-    for step in page["steps"]:
-        for words, kind in OUTCOMES.items():
-            if step["outcome"].startswith(words):
-                last[kind] = f"{step['verdict']}: {step['result']}"
-                verdicts.add(step["verdict"])
-    if kinds[-1] not in last or len(last) < 2 or len(verdicts) < 2:
+    """The last verdict by each outcome, of a page that is judged by bits and where these differ."""
+    last = {
+        kind: step
+        for step in page["steps"]
+        for words, kind in OUTCOMES.items()
+        if step["outcome"].startswith(words)
+    }
+    if kinds[-1] not in last or len({step["verdict"] for step in last.values()}) < 2:
         return None
-    first, *others = (last.get(kind, "–") for kind in kinds)
+    first, *others = (
+        f"{last[kind]['verdict']}: {last[kind]['result']}" if kind in last else "–"
+        for kind in kinds
+    )
     today = _psnr(exported(page["name"], results).get("psnr", {}))
     return {"link": page["link"], "cells": [first, today, *others]}
 
