@@ -238,8 +238,10 @@ def test_the_rule_of_the_transfer(ends, cost, status):
     rows = [compared(*each).assign(model=name) for name, each in zip(networks, ends, strict=True)]
     policies = ["3-1-7", "43-18-18"]
     accuracy = {"none": 80.0, HYBRID: 80.0 - cost}
+    weaker = compared(5, 1).assign(model=networks[0])  # where the best answer is known, it decides
     space = {
-        "attacks": pd.concat(rows, ignore_index=True),
+        "attacks": pd.concat([weaker, *rows[1:]], ignore_index=True),
+        "best": rows[0],
         "accuracy": pd.DataFrame(
             {"model": "resnet20-1", "policy": accuracy.keys(), "accuracy": accuracy.values()}
         ),
