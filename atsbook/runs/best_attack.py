@@ -43,15 +43,20 @@ class Choice:
                 found[f"L-BFGS, tv {tv:g}"] = dataclasses.replace(once, tv=tv)
         return found
 
-    def made(self, study: Study, model: str, policy: str) -> tuple[GradientMatching, pd.DataFrame]:
-        """The attack that is best on an untrained network behind a policy, and the bits of each that
-        came to the second selection.
+    def made(
+        self, study: Study, model: str, policy: str, net: Handle | None = None
+    ) -> tuple[GradientMatching, pd.DataFrame]:
+        """The attack that is best on a network behind a policy, and the bits of each that came to the
+        second selection.
 
         *First selection*: each in the fewer steps. Those of most bits stay, and the best of each
         optimizer. *Second selection*: these in each number of steps. Bits are the mean of
         log2(candidates / rank), which needs no fit; within `TIE` of the most the shortest is taken.
+
+        Args:
+            net: None: the untrained one, with weights that no judged attack has.
         """
-        net = study.network(model, draw=DRAW)
+        net = net or study.network(model, draw=DRAW)
 
         def runs_of(attacks: dict[str, GradientMatching], rows: range) -> dict[str, Handle]:
             runs = {
