@@ -63,6 +63,12 @@ def test_other_pages_fill_in_what_they_measured(tmp_path):
     best = {"LeNet": {"hits": hits}, "ResNet20-1": {"by the rule": by_the_rule}}
     exports(tmp_path, "best_answer", {"networks": best})
     text = advice(tmp_path)
+    best["LeNet"]["trained"] = {"none": 297, "hybrid": 276, "attacks": 300}
+    exports(tmp_path, "best_answer", {"networks": best})
+    late = advice(tmp_path)
+    assert "over | LeNet: 99 %; of a federation 97 %<br>" in late
+    assert "| LeNet: 92 %; of a federation 96 %<br>" in late
+    assert "its ResNet20-1 and the trained LeNets by the one that was best on each side" in late
     assert "<br>ResNet20-1: 50 %<br>ResNet20-4: 90 % |" in text
     assert "<br>ResNet20-1: 15 %<br>ResNet20-4: 60 % |" in text
     assert "| A server that sees only the sum of ten clients | LeNet: 50 % | LeNet: 20 % |" in text

@@ -25,12 +25,17 @@ def advice(results: Path) -> str:
     )
 
 
+def _shares(hits: tuple[int, int, int] | None) -> tuple[float, float] | None:
+    """How many are picked out, of how many, as shares."""
+    return hits and (hits[0] / hits[2], hits[1] / hits[2])
+
+
 def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
     """Photographs picked out without a policy and with the paper's, by situation."""
     pairs = {
         "wide": known.found.get(f"untrained {WIDE}"),
         "trained": known.found.get(f"trained {WIDE}"),
-        "late": known.found.get("trained LeNet"),
+        "late": _shares(known.best_late) or known.found.get("trained LeNet"),
         "sum": known.summed,
         "federated": known.federated,
     }
@@ -39,6 +44,7 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
         for side in (0, 1)
     )
     for side, shown in enumerate(sides):
+        shown["by_best"] = "yes" if known.best_late else ""
         shown["narrow"] = percent(known.best_narrow[side]) if known.best_narrow else ""
         # 299 of 300 are not all
         shown["best"] = (

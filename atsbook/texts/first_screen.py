@@ -43,6 +43,7 @@ class Numbers:
             many are picked out, and of how many.
         by_rule: the same by the attacks that the rule takes on each side.
         best_narrow: shares by the attacks that are best on each side, on the untrained ResNet20-1.
+        best_late: the same on trained LeNets: how many are picked out, and of how many.
         tried: how many attacks the strongest is of; None where that is not kept.
         long: share by the paper's own attack in its 4,800 steps.
         fashion: the same on Fashion-MNIST, by network.
@@ -65,6 +66,7 @@ class Numbers:
     best: tuple[int, int, int] | None
     by_rule: tuple[int, int, int] | None
     best_narrow: tuple[float, float] | None
+    best_late: tuple[int, int, int] | None
     tried: int | None
     long: tuple[float, float] | None
     fashion: Mapping[str, tuple[float, float]]
@@ -115,6 +117,7 @@ def numbers(results: Path) -> Numbers:
         found=_pairs(found),
         best=_hits(best.get("LeNet", {}).get("hits")),
         by_rule=_hits(best.get("LeNet", {}).get("by the rule")),
+        best_late=_hits(best.get("LeNet", {}).get("trained")),
         best_narrow=_share(best.get("ResNet20-1", {}).get("by the rule")),
         tried=best.get("LeNet", {}).get("tried"),
         long=_pairs(long.get("found", {})).get("the paper's own attack, 4,800 steps"),

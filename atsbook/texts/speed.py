@@ -132,7 +132,7 @@ def _same_photographs(runs: pd.DataFrame) -> str:
     for model, rows in runs.groupby("model", sort=False):
         ours = rows[rows["by"] != "breaching"]["seconds"].iloc[0]
         for row in rows.itertuples():
-            times = "1" if row.seconds == ours else f"{row.seconds / ours:.0f}"
+            times = "1" if row.seconds == ours else f"{row.seconds / ours:,.0f}"
             lines.append(
                 f"| {model} | {row.by} | {row.steps:,.0f} | {row.seconds:.2f} | {times} | {row.psnr:.1f} | "
                 f"{row.found:.0f} of {row.members:.0f} |"

@@ -79,7 +79,12 @@ def cells(known: Numbers) -> dict[str, str]:
         "summed": shares(known.summed),
         "untrained_wide": shares(known.found.get(f"untrained {WIDE}")),
         "trained_wide": shares(known.found.get(f"trained {WIDE}")),
-        "trained_lenet": shares(known.found.get("trained LeNet")),
+        "trained_lenet": (
+            "{} → {} of {}".format(*known.best_late)
+            if known.best_late
+            else shares(known.found.get("trained LeNet"))
+        ),
+        "late": bool(known.best_late),
         "best_narrow": shares(known.best_narrow) if known.best_narrow else "",
         "by_rule": "{} → {} of {}".format(*known.by_rule) if known.by_rule else MISSING,
         "gradients": shares(known.gradients),
