@@ -65,7 +65,7 @@ SIZES = (
 )
 # A first look: images and steps, by the likeliest attack without a choice. Where that exceeds a limit
 # beyond doubt, at a level that leaves the second look its own, the audit ends with it.
-LOOK = (8, 60, LEAST_TUNED, 1)
+LOOK = (16, 60, LEAST_TUNED, 1)
 SURE = 0.999
 WORTH = 0.4  # of the time of all the rest at most
 # Share of the budget that is planned for attacks; the rest is for judging and for slower moments
