@@ -498,7 +498,7 @@ def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_pat
     assert not thorough.looking
     assert len(more.found) > work.LOOK[0]
     assert lower_bound(int(more.found.sum()), len(more.found)) > 0.05
-    assert took < (clock.now - took) / 2
+    assert took < clock.now - took
     again = priced_work(clock, tmp_path, batch=1, limit=0.05)
     monkeypatch.setattr(work, "judge", None)  # nothing is computed once more
     assert torch.equal(again.run()[2][0].outcome.found, first.outcome.found)
