@@ -214,7 +214,7 @@ def audited(
             "--local-steps."
         )
     notes += work.cut
-    if work.looking:
+    if plan.first_look:
         notes.append(
             f"The first photographs of each case, {LOOK[0]} or two updates, show beyond doubt that the limit is "
             "exceeded, so the audit ended with them; --thorough (thorough=True) takes the budget, for narrower "
@@ -258,7 +258,7 @@ def audited(
         repeat=repeat or _call(config, loss),
         faint=faint,
         mistaken=tuple(filter(None, (*contradictions, *mistaken))),
-        line_ups=work.line_ups(SHARE if work.looking else END),
+        line_ups=work.line_ups(SHARE if plan.first_look else END),
     )
 
 

@@ -96,6 +96,7 @@ class Plan:
     compared: int
     seconds: float
     per_step: dict[str, float]
+    first_look: bool = False  # then of each case no more images are attacked than it needs
 
     def fits(self, budget: float) -> bool:
         """Whether it is meant to end within the budget."""
@@ -207,7 +208,6 @@ class Work:
         self.lined_up: dict[Case, LinedUp] = {}
         self.tuned: dict[object, tuple[str, dict[str, float]]] = {}
         self.speeds: dict[str, float] | None = None
-        self.looking = False  # whether this is the first look, or was, where that decided
         self.slower = 1.0  # how many times longer the last portion took than planned
         self.cut: list[str] = []  # sentences on cases in which the time was over before the images
 
@@ -227,24 +227,22 @@ class Work:
         config = self.config
         if config.thorough or config.limit is None or config.attacked or config.steps:
             return None
-        if (
-            self._stored_plan() is not None or self._has_closed_form()
-        ):  # looked before; nothing saved
+        if self._stored_plan() is not None:  # it has been looked before
+            return None
+        if self._has_closed_form():  # which would save no time
             return None
         speeds = self._speeds()
         plan = self._fitting(speeds)
-        self.looking = True
-        look = self._sized(*LOOK, speeds)
-        self.looking = False
-        enough = needed(config.limit)
+        look = self._sized(*LOOK, speeds, first_look=True)
         after = self._fitting(speeds, look.seconds)
-        if look.seconds > WORTH * plan.seconds or after.images < enough <= plan.images:
+        if look.seconds > WORTH * plan.seconds:
             return None
-        self.plan, self.looking = look, True
+        if after.images < needed(config.limit) <= plan.images:
+            return None
+        self.plan = look
         seen = self._carried_out()
         if self._is_exceeded(seen[2]):
             return seen
-        self.looking = False
         self.tuned.clear()
         self.cut.clear()
         self.slower = 1.0
@@ -530,7 +528,14 @@ class Work:
         return max(SIZES[-1][0], int(MOST_MEMORY / (COPIES * one)))
 
     def _sized(
-        self, images: int, steps: int, tuned_on: int, compared: int, per_step: dict[str, float]
+        self,
+        images: int,
+        steps: int,
+        tuned_on: int,
+        compared: int,
+        per_step: dict[str, float],
+        *,
+        first_look: bool = False,
     ) -> Plan:
         if tuned_on == TUNED_ON or tuned_on < self.largest:
             tuned_on = len(self.held)  # more than 16 where one gradient is of so many
@@ -543,6 +548,7 @@ class Work:
             compared=compared,
             seconds=0.0,
             per_step=per_step,
+            first_look=first_look,
         )
         self.plan = plan
         seconds = sum(self._tuning_seconds(case) for case in self._groups())
@@ -573,8 +579,8 @@ class Work:
         return times * images * plan.steps * plan.per_step[str(case.group)]
 
     def _images(self, case: Case, plan: Plan) -> int:
-        """How many photographs of a case are attacked: of a first look no more than it needs."""
-        return min(plan.images, max(LOOK[0], 2 * case.images)) if self.looking else plan.images
+        """How many photographs of a case are attacked: in a first look no more than it needs."""
+        return min(plan.images, max(LOOK[0], 2 * case.images)) if plan.first_look else plan.images
 
     def _one(self, case: Case, steps: int) -> float:
         """Seconds that are planned for one gradient of a case."""

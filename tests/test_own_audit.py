@@ -486,7 +486,7 @@ def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_pat
     clock = Priced(monkeypatch, 0.01)
     made = priced_work(clock, tmp_path, batch=1, limit=0.05)
     plan, _, (first,), left = made.run()
-    assert made.looking
+    assert plan.first_look
     assert not left
     assert len(first.outcome.found) == plan.images == work.LOOK[0]
     found = first.outcome.found
@@ -494,8 +494,9 @@ def test_a_first_look_ends_an_audit_whose_limit_is_exceeded_beyond_doubt(tmp_pat
     assert not (tmp_path / "plan.json").exists()
     took = clock.now
     thorough = priced_work(clock, batch=1, limit=0.05, thorough=True)
-    more = thorough.run()[2][0].outcome
-    assert not thorough.looking
+    plan, _, (other,), _ = thorough.run()
+    more = other.outcome
+    assert not plan.first_look
     assert len(more.found) > work.LOOK[0]
     assert lower_bound(int(more.found.sum()), len(more.found)) > 0.05
     assert took < clock.now - took
@@ -516,7 +517,7 @@ def test_where_a_first_look_does_not_decide_the_budget_is_used(monkeypatch, pric
     clock = Priced(monkeypatch, price)
     made = priced_work(clock, batch=1, **settings)
     plan, _, (only,), _ = made.run()
-    assert not made.looking
+    assert not plan.first_look
     assert len(only.outcome.found) == plan.images
     assert plan.images >= work.LOOK[0] or price > 0.01
     assert 0.3 * BUDGET < clock.now <= 1.1 * BUDGET
