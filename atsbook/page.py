@@ -85,6 +85,17 @@ def glue(name: str, value: object) -> None:
     display(named, raw=True, metadata=about)
 
 
+def best_answer_finds(lenet: str, *, share: float) -> bool:
+    """Whether the best answer picks out more than this share of the photographs, without a policy and
+    with the paper's: for texts that speak of weaker attacks.
+
+    Args:
+        lenet: "hits" of an untrained one, "trained" of trained ones, as `best_answer` exports them.
+    """
+    counted = exported("best_answer").get("networks", {}).get("LeNet", {}).get(lenet)
+    return bool(counted) and min(counted["none"], counted["hybrid"]) > share * counted["attacks"]
+
+
 def on_top(
     result: Result,
     picture: Figure | HTML,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from atsbook.texts.first_screen import MISSING, WIDE, Numbers, numbers, percent
+from atsbook.texts.first_screen import MISSING, WIDE, Numbers, as_shares, numbers, percent
 from atsbook.texts.start import answer, rendered, what_it_costs
 
 
@@ -14,6 +14,7 @@ def advice(results: Path) -> str:
         "should_i.md.jinja",
         answer=answer(known),
         bare=bare,
+        late_by_best=bool(known.best_late),
         hidden=hidden,
         rounds=known.rounds or "so many",
         batch={"size": known.batch[0], "named": percent(known.batch[1])}
@@ -25,17 +26,12 @@ def advice(results: Path) -> str:
     )
 
 
-def _shares(hits: tuple[int, int, int] | None) -> tuple[float, float] | None:
-    """How many are picked out, of how many, as shares."""
-    return hits and (hits[0] / hits[2], hits[1] / hits[2])
-
-
 def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
     """Photographs picked out without a policy and with the paper's, by situation."""
     pairs = {
         "wide": known.found.get(f"untrained {WIDE}"),
         "trained": known.found.get(f"trained {WIDE}"),
-        "late": _shares(known.best_late) or known.found.get("trained LeNet"),
+        "late": as_shares(known.best_late) or known.found.get("trained LeNet"),
         "sum": known.summed,
         "federated": known.federated,
     }
@@ -44,7 +40,6 @@ def _situations(known: Numbers) -> tuple[dict[str, str], dict[str, str]]:
         for side in (0, 1)
     )
     for side, shown in enumerate(sides):
-        shown["by_best"] = "yes" if known.best_late else ""
         shown["narrow"] = percent(known.best_narrow[side]) if known.best_narrow else ""
         # 299 of 300 are not all
         shown["best"] = (

@@ -9,7 +9,7 @@ import numpy as np
 from atsbook.findings.newest import newest
 from atsbook.findings.reported import reported
 from atsbook.findings.result import NO_POLICY, Verdict, stored_result
-from atsbook.texts.first_screen import Numbers, numbers, percent, printed_score
+from atsbook.texts.first_screen import Numbers, in_cases, numbers, percent, printed_score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _first(known: Numbers) -> tuple[str, str] | None:
     lost = f"{known.learned[0].none:.1f} → {known.learned[0].hybrid:.1f} %"
     words = f"{word}: {_pair(lenet)} picked out of 100 on an untrained LeNet"
     if known.best:
-        words += ", by the best answer {} → {} of {}".format(*known.best)
+        words += f", by the best answer {in_cases(known.best)}"
     words += f"; accuracy {lost}"
     return "", words
 

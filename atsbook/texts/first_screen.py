@@ -118,7 +118,7 @@ def numbers(results: Path) -> Numbers:
         best=_hits(best.get("LeNet", {}).get("hits")),
         by_rule=_hits(best.get("LeNet", {}).get("by the rule")),
         best_late=_hits(best.get("LeNet", {}).get("trained")),
-        best_narrow=_share(best.get("ResNet20-1", {}).get("by the rule")),
+        best_narrow=as_shares(_hits(best.get("ResNet20-1", {}).get("by the rule"))),
         tried=best.get("LeNet", {}).get("tried"),
         long=_pairs(long.get("found", {})).get("the paper's own attack, 4,800 steps"),
         fashion=_pairs(exported("claim3_transfer", results).get("found", {})),
@@ -156,11 +156,14 @@ def _hits(counted: Mapping[str, int] | None) -> tuple[int, int, int] | None:
     return (counted["none"], counted["hybrid"], counted["attacks"]) if counted else None
 
 
-def _share(counted: Mapping[str, int] | None) -> tuple[float, float] | None:
+def as_shares(hits: tuple[int, int, int] | None) -> tuple[float, float] | None:
     """The same as shares."""
-    if not counted:
-        return None
-    return counted["none"] / counted["attacks"], counted["hybrid"] / counted["attacks"]
+    return hits and (hits[0] / hits[2], hits[1] / hits[2])
+
+
+def in_cases(hits: tuple[int, int, int] | None) -> str:
+    """The same in words; `MISSING` where there are none."""
+    return "{} → {} of {}".format(*hits) if hits else MISSING
 
 
 def _gradients(measured: Mapping[str, Mapping]) -> tuple[float, float, str] | None:

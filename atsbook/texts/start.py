@@ -10,6 +10,7 @@ from atsbook.texts.first_screen import (
     MISSING,
     WIDE,
     Numbers,
+    in_cases,
     numbers,
     printed_ends,
     printed_score,
@@ -74,19 +75,17 @@ def cells(known: Numbers) -> dict[str, str]:
         score = "{:.2f} [{:.2f}, {:.2f}]".format(*known.score["psnr"]).replace("-", "−")
     return {
         "untrained_lenet": shares(known.found.get("untrained LeNet")),
-        "best": "{} → {} of {}".format(*known.best) if known.best else MISSING,
+        "best": in_cases(known.best),
         "tried": tried(known),
         "summed": shares(known.summed),
         "untrained_wide": shares(known.found.get(f"untrained {WIDE}")),
         "trained_wide": shares(known.found.get(f"trained {WIDE}")),
-        "trained_lenet": (
-            "{} → {} of {}".format(*known.best_late)
-            if known.best_late
-            else shares(known.found.get("trained LeNet"))
-        ),
+        "trained_lenet": in_cases(known.best_late)
+        if known.best_late
+        else shares(known.found.get("trained LeNet")),
         "late": bool(known.best_late),
         "best_narrow": shares(known.best_narrow) if known.best_narrow else "",
-        "by_rule": "{} → {} of {}".format(*known.by_rule) if known.by_rule else MISSING,
+        "by_rule": in_cases(known.by_rule),
         "gradients": shares(known.gradients),
         "compared_on": known.gradients[2] if known.gradients else "LeNet",
         "psnr": decibels,
@@ -113,8 +112,8 @@ def what_it_costs(known: Numbers) -> str:
 
 def points_lost(known: Numbers) -> str:
     """Points of accuracy that the paper's policy takes, from the least to the most of the networks."""
-    points = sorted((f"{each.none - each.hybrid:.1f}" for each in known.learned), key=float)
-    return " to ".join(dict.fromkeys((points[0], points[-1]))).replace("-", "−")
+    points = [each.none - each.hybrid for each in known.learned]
+    return f"{min(points):.1f} to {max(points):.1f}".replace("-", "−")
 
 
 def answer(known: Numbers) -> dict[str, str] | None:
